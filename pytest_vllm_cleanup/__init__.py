@@ -1,0 +1,56 @@
+"""vLLM engines in tests that give every byte of GPU memory back, and a marker that proves it.
+
+The names here work without pytest::
+
+    from pytest_vllm_cleanup import assert_gpu_released, close_engine, vllm_engine
+
+    with assert_gpu_released():
+        with vllm_engine(model="facebook/opt-125m") as llm:
+            llm.generate("Hello")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_vllm_cleanup.checks.context import GpuMemoryLeakError, assert_gpu_released
+    from pytest_vllm_cleanup.checks.peak import GpuMemory
+    from pytest_vllm_cleanup.engines.close import close_engine, vllm_engine
+    from pytest_vllm_cleanup.engines.errors import EngineClosedError, ModelDoesNotFitError, UnsupportedVllmError
+    from pytest_vllm_cleanup.engines.registry import CloseReport
+    from pytest_vllm_cleanup.runners.vllm_runner import VllmRunner
+
+# Imported on first use: loading the plugin must cost a test run next to nothing.
+_HOMES = {
+    "CloseReport": "engines.registry",
+    "EngineClosedError": "engines.errors",
+    "GpuMemory": "checks.peak",
+    "GpuMemoryLeakError": "checks.context",
+    "ModelDoesNotFitError": "engines.errors",
+    "UnsupportedVllmError": "engines.errors",
+    "VllmRunner": "runners.vllm_runner",
+    "assert_gpu_released": "checks.context",
+    "close_engine": "engines.close",
+    "vllm_engine": "engines.close",
+}
+
+__all__ = [
+    "CloseReport",
+    "EngineClosedError",
+    "GpuMemory",
+    "GpuMemoryLeakError",
+    "ModelDoesNotFitError",
+    "UnsupportedVllmError",
+    "VllmRunner",
+    "assert_gpu_released",
+    "close_engine",
+    "vllm_engine",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,197 @@
+"""One comparison of memory before and after a piece of work. Knows nothing of pytest."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass, field
+
+from pytest_vllm_cleanup.checks.ledger import Ledger
+from pytest_vllm_cleanup.engines.measure import current_gauge
+from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
+from pytest_vllm_cleanup.memory import HOST, Gauge, Settled, Snapshot, Verdict, judge_all, settle
+
+# An in-process figure moves only if we move it; memory of a process that ends comes back late and in one step.
+_FLAT_AFTER_IN_PROCESS = 0.4
+_FLAT_AFTER_ELSEWHERE = 3.0
+# Importing torch or vLLM takes hundreds of MiB of host memory for good, and some thousand modules.
+_MANY_MODULES = 100
+_GRAIN = 2**20  # bytes; host memory moves by single pages all the time
+_IN_PROCESS_REASONS = ("allocator", "allocator cache", "below allocator")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a check.
+
+    Attributes:
+        verdict: released, leaked, foreign or unknown, with the deciding figures.
+        baseline: readings before.
+        after: the last readings.
+        waited: how long it was waited for memory, in seconds.
+        trend: "back", "flat", "falling" or "timeout".
+        rate: bytes per second that were still coming back.
+        abandoned: engines that were still alive, one phrase each.
+        reason: why something could not be measured.
+        notes: further facts for the report, one sentence each.
+    """
+
+    verdict: Verdict
+    baseline: Snapshot
+    after: Snapshot
+    waited: float
+    trend: str
+    rate: float = 0.0
+    abandoned: tuple[str, ...] = ()
+    reason: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def leaked(self) -> bool:
+        """Whether memory stayed, or an engine that should be gone is still alive."""
+        return self.verdict.outcome == "leaked" or bool(self.abandoned)
+
+    @property
+    def outcome(self) -> str:
+        """The verdict in one word: released, leaked, foreign or unknown."""
+        return "leaked" if self.leaked else self.verdict.outcome
+
+
+class ReleaseCheck:
+    """Takes the baseline when it is made, and compares when ``finish`` is called.
+
+    Args:
+        tolerance: bytes that may stay; None: the default of the meter.
+        timeout: how long to wait for memory to come back, in seconds.
+        devices: names of the devices that count, None for all.
+        gauge: what to measure with, None for the gauge of this process.
+        ledger: the account of engines, None for the one of this process.
+
+    Raises:
+        ValueError: one of ``devices`` is not visible; the text names those that are.
+    """
+
+    def __init__(
+        self,
+        *,
+        tolerance: int | None = None,
+        timeout: float = 60.0,
+        devices: tuple[str, ...] | None = None,
+        gauge: Gauge | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._tolerance = tolerance
+        self._timeout = timeout
+        self._devices = devices
+        self._gauge = current_gauge() if gauge is None else gauge
+        self._ledger = current_ledger() if ledger is None else ledger
+        self.baseline = self._gauge.read()
+        self._require(devices)
+        self._ledger.learn_contexts(self.baseline)
+        self._live_at_start = self._ledger.live()
+        self._newest_at_start = self._ledger.newest()
+        self._granted_at_start = self._ledger.granted
+        self._modules = len(sys.modules)
+        self._host_is_blurred = False
+
+    def finish(self, abandoned: tuple[EngineHandle, ...] = ()) -> Result:
+        """Compare. One reading if all is back; else garbage is collected, caches are flushed, and it is waited.
+
+        Args:
+            abandoned: engines that are still alive and should not be.
+        """
+        self._account_for_imports()
+        first = self._gauge.read()
+        verdict = self._judge(first)
+        settled = Settled(first, 0.0, (), "back")
+        if verdict.outcome == "leaked":
+            gc.collect()
+            _flush_caches()
+            settled = settle(
+                self._gauge.read,
+                lambda snapshot: self._judge(snapshot).outcome != "leaked",
+                lambda snapshot: self._judge(snapshot).stayed // _GRAIN,
+                timeout=self._timeout,
+                flat_after=self._patience(verdict),
+            )
+            verdict = self._judge(settled.value)
+        self._ledger.learn_contexts(settled.value)
+        return Result(
+            verdict=verdict,
+            baseline=self._counted(self.baseline),
+            after=self._counted(settled.value),
+            waited=settled.waited,
+            trend=settled.trend,
+            rate=settled.rate * _GRAIN,
+            abandoned=tuple(str(handle) for handle in abandoned),
+            reason=self._reason(),
+        )
+
+    def _judge(self, snapshot: Snapshot) -> Verdict:
+        return judge_all(
+            self._counted(self.baseline),
+            self._counted(snapshot),
+            tolerance=self._tolerance,
+            expected=self._ledger.expected(self._live_at_start),
+            grants=self._ledger.grants(snapshot, self._granted_at_start),
+        )
+
+    def _counted(self, snapshot: Snapshot) -> Snapshot:
+        return {
+            name: reading
+            for name, reading in snapshot.items()
+            if (self._devices is None or name in self._devices) and not (name == HOST and self._host_is_blurred)
+        }
+
+    def _require(self, devices: tuple[str, ...] | None) -> None:
+        missing = [name for name in devices or () if name not in self.baseline]
+        if missing and self.baseline:
+            raise ValueError(
+                f"device {', '.join(missing)} cannot be measured here; these can: {', '.join(sorted(self.baseline))}"
+            )
+
+    def _patience(self, verdict: Verdict) -> float:
+        reasons = {device.reason for device in verdict.devices if device.outcome == "leaked"}
+        if reasons <= set(_IN_PROCESS_REASONS) or (reasons == {"host"} and not self._has_processes()):
+            return _FLAT_AFTER_IN_PROCESS
+        return _FLAT_AFTER_ELSEWHERE
+
+    def _has_processes(self) -> bool:
+        return any(reading.children for reading in self._gauge.read().values())
+
+    def _account_for_imports(self) -> None:
+        imported = len(sys.modules) - self._modules
+        if HOST not in self.baseline or imported < _MANY_MODULES:
+            return
+        first_engine = self._ledger.first_since(self._newest_at_start)
+        if first_engine is None:
+            self._host_is_blurred = True  # imports and leaks look the same
+        else:
+            self._ledger.grant_imports(self.baseline, first_engine)
+
+    def _reason(self) -> str:
+        if self._host_is_blurred:
+            return (
+                f"{len(sys.modules) - self._modules} modules were imported meanwhile, and their host memory looks "
+                "like a leak; import torch and vllm at the top of the test module"
+            )
+        return self._gauge.reason
+
+
+_ledgers: dict[int, Ledger] = {}
+
+
+def current_ledger() -> Ledger:
+    """Return the account of this process's engines; it listens from the first call on."""
+    gauge = current_gauge()
+    ledger = _ledgers.get(id(gauge))
+    if ledger is None:
+        ledger = _ledgers[id(gauge)] = Ledger(gauge)
+        registry.listeners.append(ledger)
+    return ledger
+
+
+def _flush_caches() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,62 @@
+"""The same check for a part of a test, or outside pytest."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytest_vllm_cleanup.checks import message
+from pytest_vllm_cleanup.checks.check import ReleaseCheck
+from pytest_vllm_cleanup.engines import instrument
+from pytest_vllm_cleanup.engines.drain import release_unreleased
+from pytest_vllm_cleanup.engines.registry import State, registry
+from pytest_vllm_cleanup.memory.units import parse_duration, parse_size
+
+
+class GpuMemoryLeakError(AssertionError):
+    """GPU memory has not come back."""
+
+
+@contextmanager
+def assert_gpu_released(
+    tolerance: int | str | None = None,
+    timeout: float | str = 60.0,
+    devices: tuple[str, ...] | None = None,
+    strict: bool = False,
+) -> Iterator[ReleaseCheck]:
+    """Assert that what happens inside the block gives all its GPU memory back.
+
+    Engines that are built inside and still alive at the end are leaks; they are not closed.
+
+    Args:
+        tolerance: memory that may stay, in bytes or as text ("8 MiB"); None: the default of the meter.
+        timeout: how long to wait for memory to come back, in seconds or as text ("2 min").
+        devices: names of the devices that count ("cuda:0"), None for all visible ones.
+        strict: whether memory that cannot be measured is an error too.
+
+    Raises:
+        GpuMemoryLeakError: memory stayed, with the numbers; or, if ``strict``, it could not be measured. An exception
+            from inside the block goes first: nothing is checked then.
+        ValueError: a size or time cannot be parsed, or a device is not visible.
+    """
+    instrument.install()
+    check = ReleaseCheck(
+        tolerance=None if tolerance is None else parse_size(tolerance),
+        timeout=parse_duration(timeout),
+        devices=devices,
+    )
+    known = {handle.number for handle in registry.handles()}
+    yield check
+    release_unreleased()
+    alive = tuple(handle for handle in registry.handles() if handle.number not in known)
+    if alive:
+        gc.unfreeze()
+        gc.collect()
+        release_unreleased()
+        alive = tuple(handle for handle in alive if handle.state is State.LIVE)
+    result = check.finish(alive)
+    if result.leaked:
+        raise GpuMemoryLeakError(f"{message.sentence('the block', result)}\n{message.evidence(result)}")
+    if strict and result.outcome == "unknown":
+        raise GpuMemoryLeakError(message.not_measured("the block", result))

@@ -1,0 +1,172 @@
+"""What engines that live on, or that left, change in the memory that a test may be charged with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State
+from pytest_vllm_cleanup.memory import HOST, Adjustment, Gauge, Grants, Reading, Snapshot
+from pytest_vllm_cleanup.memory.expectation import context_bytes
+from pytest_vllm_cleanup.memory.units import MIB
+
+# On vLLM's CPU platform an engine's memory is host memory, and so are the modules and compilers that the first engine
+# of its kind loads and that stay loaded. They are granted as measured, once, up to this limit.
+FIRST_ENGINE_LIMIT = 384 * MIB
+# A live engine grows when it first works: cuBLAS workspaces (32 MiB on Hopper), sampler buffers; in a child process
+# loaded kernels too. Nothing tells that growth from a leak of the test that made it work.
+WORKING_ALLOWANCE = 64 * MIB
+WORKING_ALLOWANCE_ELSEWHERE = 256 * MIB
+
+
+@dataclass
+class Entry:
+    """What the ledger knows of one engine.
+
+    Attributes:
+        owner_is_test: whether the engine has to be gone when the test that made it is over.
+        before: readings before it was built.
+        footprint: what building it added, by device.
+        live: whether it is still open.
+    """
+
+    owner_is_test: bool
+    before: Snapshot
+    footprint: dict[str, Adjustment] = field(default_factory=dict)
+    live: bool = True
+
+
+class Ledger:
+    """Listens to the registry and keeps account of every engine's memory."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._entries: dict[int, Entry] = {}
+        self._kinds_seen: set[str] = set()
+        self._granted = 0
+        self._contexts: dict[str, int] = {}
+
+    @property
+    def granted(self) -> int:
+        """Bytes of host memory granted so far in this process for first engines and imports."""
+        return self._granted
+
+    def before_build(self, handle: EngineHandle) -> None:
+        """Read what is in use before an engine is built."""
+        self._entries[handle.number] = Entry(handle.owner.is_test, self._gauge.read())
+
+    def after_build(self, handle: EngineHandle) -> None:
+        """Charge to the engine what building it has added."""
+        entry = self._entries.get(handle.number)
+        if entry is None:
+            return
+        after = self._gauge.read()
+        entry.live = handle.state is not State.FAILED
+        entry.footprint = {
+            name: footprint(entry.before.get(name, Reading(device=name)), reading) for name, reading in after.items()
+        }
+
+    def after_close(self, handle: EngineHandle) -> None:
+        """Note that an engine is gone, and what the first of its kind has left in host memory for good."""
+        entry = self._entries.get(handle.number)
+        if entry is None:
+            return
+        entry.live = False
+        kind = "child processes" if handle.in_process is False else "compiled" if handle.traces.hooks else "eager"
+        if kind not in self._kinds_seen:
+            self._kinds_seen.add(kind)
+            self._grant_residue(entry, handle.report)
+
+    def grant_imports(self, baseline: Snapshot, first: int) -> None:
+        """Grant what imports took between a baseline and the first engine after it."""
+        entry = self._entries.get(first)
+        if entry is not None:
+            self._granted += max(0, _host_bytes(entry.before) - _host_bytes(baseline))
+
+    def live(self) -> frozenset[int]:
+        """Return the numbers of the engines that are open now."""
+        return frozenset(number for number, entry in self._entries.items() if entry.live)
+
+    def first_since(self, number: int) -> int | None:
+        """Return the first engine with a larger number, None if there is none."""
+        return min((known for known in self._entries if known > number), default=None)
+
+    def newest(self) -> int:
+        """Return the number of the newest engine, 0 if there has been none."""
+        return max(self._entries, default=0)
+
+    def expected(self, live_at_start: frozenset[int]) -> dict[str, Adjustment]:
+        """Return by how much each device may differ from a baseline, because of engines of wider scope.
+
+        Args:
+            live_at_start: the engines that were open when the baseline was taken.
+        """
+        total: dict[str, Adjustment] = {}
+        for number, entry in self._entries.items():
+            if entry.live and not entry.owner_is_test:
+                if number not in live_at_start:
+                    _add(total, entry.footprint, 1)
+                _add(total, {name: _working(adjustment) for name, adjustment in entry.footprint.items()}, 1)
+            elif not entry.live and number in live_at_start:
+                _add(total, entry.footprint, -1)
+        return total
+
+    def grants(self, snapshot: Snapshot, granted_at_start: int) -> dict[str, Grants]:
+        """Return what this process may keep on each device."""
+        grants = {}
+        for name in snapshot:
+            host = self._granted - granted_at_start if name == HOST else 0
+            grants[name] = Grants(context=self._contexts.get(name), host=host)
+        return grants
+
+    def learn_contexts(self, snapshot: Snapshot) -> None:
+        """Remember what this process's context takes on each device, as measured at its first use."""
+        for name, reading in snapshot.items():
+            size = context_bytes(reading)
+            if size and name not in self._contexts:
+                self._contexts[name] = size
+
+    def _grant_residue(self, entry: Entry, report: CloseReport | None) -> None:
+        after = self._gauge.read()
+        if HOST in after and report is not None and not report.alive:
+            self._granted += min(max(0, _host_bytes(after) - _host_bytes(entry.before)), FIRST_ENGINE_LIMIT)
+
+
+def footprint(before: Reading, after: Reading) -> Adjustment:
+    """Return what was added between two readings of one device, figure by figure."""
+    if after.device == HOST:
+        return Adjustment(host=(after.used or 0) - (before.used or 0))
+    below = 0
+    # The context that comes with the first engine stays when the engine goes: it is not part of the engine.
+    if (earlier := context_bytes(before)) and (later := context_bytes(after)):
+        below = later - earlier
+    allocated = (after.allocated or 0) - (before.allocated or 0)
+    if after.children is not None:
+        children = after.children - (before.children or 0)
+    else:
+        # Processes are hidden (in containers): what is not this process's allocator's is the engine's.
+        children = (after.used or 0) - (before.used or 0) - ((after.reserved or 0) - (before.reserved or 0))
+    return Adjustment(allocated=allocated, children=children, below=below)
+
+
+def _host_bytes(snapshot: Snapshot) -> int:
+    reading = snapshot.get(HOST)
+    return 0 if reading is None or reading.used is None else reading.used
+
+
+def _working(adjustment: Adjustment) -> Adjustment:
+    return Adjustment(
+        allocated=WORKING_ALLOWANCE if adjustment.allocated > 0 else 0,
+        children=WORKING_ALLOWANCE_ELSEWHERE if adjustment.children > 0 else 0,
+        host=WORKING_ALLOWANCE_ELSEWHERE if adjustment.host > 0 else 0,
+    )
+
+
+def _add(total: dict[str, Adjustment], footprints: dict[str, Adjustment], sign: int) -> None:
+    for name, adjustment in footprints.items():
+        signed = Adjustment(
+            allocated=sign * adjustment.allocated,
+            children=sign * adjustment.children,
+            below=sign * adjustment.below,
+            host=sign * adjustment.host,
+        )
+        total[name] = total.get(name, Adjustment()).plus(signed)

@@ -1,0 +1,128 @@
+"""Settings of a test run: marker over command-line option over environment variable over ini file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+CHECKS = ("marked", "all", "off")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off", "")
+
+DEFAULT_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The effective settings of a test run.
+
+    Attributes:
+        check: which tests are checked: those with the marker, all of them, or none.
+        strict: whether a test whose memory could not be measured fails.
+        tolerance: bytes that may stay without being a leak; None: the default of the meter.
+        timeout: how long to wait for memory to come back, in seconds.
+    """
+
+    check: str = "marked"
+    strict: bool = False
+    tolerance: int | None = None
+    timeout: float = DEFAULT_TIMEOUT
+
+    def header(self) -> str:
+        """Return the settings that differ from the default, for the report header; "" if none does."""
+        parts = []
+        if self.check != "marked":
+            parts.append(f"check={self.check}")
+        if self.strict:
+            parts.append("strict")
+        if self.tolerance is not None:
+            from pytest_vllm_cleanup.memory.units import format_size
+
+            parts.append(f"tolerance={format_size(self.tolerance)}")
+        if self.timeout != DEFAULT_TIMEOUT:
+            parts.append(f"timeout={self.timeout:g}s")
+        return f"vllm-cleanup: {', '.join(parts)}" if parts else ""
+
+
+def parse_check(value: object) -> str:
+    """Return which tests are checked. Raises ``ValueError`` naming the valid values."""
+    if value not in CHECKS:
+        raise ValueError(f"expected one of {', '.join(CHECKS)}, got {value!r}")
+    return str(value)
+
+
+def parse_flag(value: object) -> bool:
+    """Return a yes or no. Raises ``ValueError`` naming the valid values."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(f"expected one of {', '.join((*_TRUE, *_FALSE[:-1]))}, got {value!r}")
+
+
+def parse_tolerance(value: Any) -> int:
+    """Return a tolerance in bytes from a number of bytes or text such as "64 MiB"."""
+    from pytest_vllm_cleanup.memory.units import parse_size
+
+    return parse_size(value)
+
+
+def parse_timeout(value: Any) -> float:
+    """Return a time in seconds from a number of seconds or text such as "2 min"."""
+    from pytest_vllm_cleanup.memory.units import parse_duration
+
+    return parse_duration(value)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare command-line options and ini keys."""
+    group = parser.getgroup("vllm-cleanup", "GPU memory of vLLM engines")
+    for name, metavar, text in (
+        ("check", "{marked,all,off}", "which tests must release their GPU memory (default: marked)"),
+        ("tolerance", "SIZE", "memory that may stay, such as '8 MiB' (default: by meter)"),
+        ("timeout", "SECONDS", f"how long to wait for memory to come back (default: {DEFAULT_TIMEOUT:g} s)"),
+    ):
+        group.addoption(f"--vllm-cleanup-{name}", metavar=metavar, default=None, help=text)
+        parser.addini(f"vllm_cleanup_{name}", text, default=None)
+    text = "fail tests whose GPU memory cannot be measured"
+    group.addoption("--vllm-cleanup-strict", action="store_true", default=None, help=text)
+    parser.addini("vllm_cleanup_strict", text, default=None)
+
+
+def load(config: pytest.Config) -> Settings:
+    """Read the settings of a run.
+
+    Raises:
+        pytest.UsageError: a value is invalid; the text names where it stands and the valid values.
+    """
+    return Settings(
+        check=_setting(config, "check", parse_check, "marked"),
+        strict=_setting(config, "strict", parse_flag, False),
+        tolerance=_setting(config, "tolerance", parse_tolerance, None),
+        timeout=_setting(config, "timeout", parse_timeout, DEFAULT_TIMEOUT),
+    )
+
+
+def _setting(config: pytest.Config, name: str, parse: Callable[[Any], T], default: T) -> T:
+    variable = f"PYTEST_VLLM_CLEANUP_{name.upper()}"
+    for source, value in (
+        (f"--vllm-cleanup-{name}", config.getoption(f"vllm_cleanup_{name}")),
+        (f"environment variable {variable}", os.environ.get(variable)),
+        (f"ini key vllm_cleanup_{name}", config.getini(f"vllm_cleanup_{name}")),
+    ):
+        if value is None or value == "" or value == []:
+            continue
+        try:
+            return parse(value)
+        except (ValueError, TypeError) as problem:
+            raise pytest.UsageError(f"{source}: {problem}") from None
+    return default

@@ -1,0 +1,1 @@
+"""Engines: who made them, and the one way out."""

@@ -1,0 +1,117 @@
+"""Seeing every engine at the moment it is constructed, whoever constructs it.
+
+A post-import hook wraps the constructors of ``LLMEngine`` and ``AsyncLLM`` (and ``EngineCore.shutdown``) when
+vLLM is imported. vLLM is not imported for it; a process that never imports vLLM pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import wrapt
+
+from pytest_vllm_cleanup.engines import drain, shells, siblings, traces
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
+
+_ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
+_CORE = ("vllm.v1.engine.core", "EngineCore")
+_installed = False
+_environ_before: ContextVar[dict[str, str] | None] = ContextVar("environ_before", default=None)
+
+
+def install() -> None:
+    """Start recording engines. Works before and after vLLM was imported; calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for module, name in _ENGINES:
+        _when_imported(module, f"{name}.from_engine_args", _configure)
+        _when_imported(module, f"{name}.__init__", _construct)
+    _when_imported(_CORE[0], f"{_CORE[1]}.shutdown", _shut_down_core)
+
+
+def _when_imported(module: str, target: str, wrapper: Callable[..., Any]) -> None:
+    def patch(imported: Any) -> None:
+        wrapt.wrap_function_wrapper(imported, target, wrapper)
+
+    wrapt.register_post_import_hook(patch, module)
+
+
+def _configure(wrapped: Callable[..., Any], _class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Making the configuration already writes environment variables, some of which change how later engines run.
+    token = _environ_before.set(dict(os.environ))
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        _environ_before.reset(token)
+
+
+def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    drain.release_unreleased()
+    handle = registry.begin(type(instance).__name__)
+    before = traces.look(_environ_before.get())
+    for listener in registry.listeners:
+        listener.before_build(handle)
+    try:
+        with siblings.during_build(handle):
+            wrapped(*args, **kwargs)
+    except BaseException as problem:
+        handle.failure = f"{type(problem).__name__}: {problem}"
+        _failed(handle, before, instance)
+        raise
+    finally:
+        for listener in registry.listeners:
+            listener.after_build(handle)
+    record(handle, instance, before)
+
+
+def record(handle: EngineHandle, engine: Any, before: traces.Before | None = None) -> None:
+    """Complete the record of an engine that has been built.
+
+    Args:
+        handle: its record.
+        engine: the ``LLMEngine`` or ``AsyncLLM``.
+        before: the process as it was before, None if nobody looked then.
+    """
+    siblings_before = registry.siblings(handle)
+    if before is not None:
+        handle.traces = traces.difference(before)
+    if siblings_before:
+        # What the process was like before engines came is what the first of them saw.
+        handle.traces.inherit(siblings_before[0].traces)
+    registry.attach(handle, engine)
+    core = shells.core_of(engine)
+    handle.in_process = core is not None
+    if core is not None:
+        handle.parts.update(shells.weak(shells.chain(core)))
+        registry.attach_core(handle, core)
+    handle.sleeps = bool(shells.own(shells.own(engine, "model_config"), "enable_sleep_mode"))
+    handle.state = State.LIVE
+
+
+def _failed(handle: EngineHandle, before: traces.Before, engine: Any) -> None:
+    # The exception's frames hold the half-built engine as long as anybody holds the exception. So it is taken
+    # apart now; what needs those frames gone (collection, caches) follows at the next safe moment.
+    handle.traces = traces.difference(before)
+    parts = shells.chain_in_traceback(sys.exc_info()[2])
+    handle.in_process = bool(parts)
+    handle.parts.update(shells.weak({"engine": engine, **parts}))
+    if (core := parts.get("core")) is not None:
+        registry.attach_core(handle, core)
+    drain.take_apart(handle)
+    handle.state = State.FAILED
+
+
+def _shut_down_core(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    handle = registry.of_core(instance)
+    if handle is None:
+        wrapped(*args, **kwargs)  # the core of a child process, which has the process to itself
+        return
+    drain.release_hooks(handle)
+    with siblings.during_shutdown(handle):
+        wrapped(*args, **kwargs)

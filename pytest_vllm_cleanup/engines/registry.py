@@ -1,0 +1,219 @@
+"""Who made which engine, where it lives, and what became of it.
+
+A handle is our weak record of one engine: it never keeps the engine or any part of it alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from pytest_vllm_cleanup.engines import hooks
+from pytest_vllm_cleanup.engines.traces import Traces
+
+
+class State(Enum):
+    """The stages of an engine's life."""
+
+    BUILDING = "building"
+    LIVE = "live"
+    DROPPED = "dropped"  # collected without having been closed: what it left behind is still to be released
+    FAILED = "failed"  # its constructor raised: likewise
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+UNRELEASED = frozenset({State.DROPPED, State.FAILED})
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What must outlive an engine.
+
+    Attributes:
+        node: node id of the test, or "" outside a test run.
+        phase: "setup", "call" or "teardown" of the test, or "" outside one.
+        fixture: name of the fixture that was being set up, None for the test itself.
+        scope: pytest scope of the owner; "process" outside a test run.
+    """
+
+    node: str = ""
+    phase: str = ""
+    fixture: str | None = None
+    scope: str = "process"
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the engine must be gone when the test is over."""
+        return self.scope == "function"
+
+    def __str__(self) -> str:
+        if not self.node:
+            return "this process"
+        if self.fixture is None:
+            return f"test {self.node}"
+        return f"{self.scope}-scoped fixture '{self.fixture}' (set up for {self.node})"
+
+
+@dataclass
+class CloseReport:
+    """What closing an engine did.
+
+    Attributes:
+        steps: (name, seconds, error) of each step in order; error is None where the step worked.
+        alive: parts of the engine that were still referenced afterwards, by name.
+        collections: how many full garbage collections were needed.
+    """
+
+    steps: list[tuple[str, float, str | None]] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+    collections: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took in all, in seconds."""
+        return sum(seconds for _, seconds, _ in self.steps)
+
+    @property
+    def errors(self) -> list[str]:
+        """The steps that failed, one sentence each."""
+        return [f"{name}: {error}" for name, _, error in self.steps if error is not None]
+
+
+@dataclass(eq=False)
+class EngineHandle:
+    """Our record of one engine.
+
+    Attributes:
+        number: counts the engines of this process, from 1.
+        kind: name of its class, "LLMEngine" or "AsyncLLM".
+        owner: the fixture or test that must outlive it.
+        state: where it is in its life.
+        in_process: whether the model lives in this process (None while it is being built).
+        pid: the process that built it; a forked child inherits the record but not the engine.
+        traces: what building it added to the process.
+        parts: weak references to engine, core, executor, worker, runner and models, by name.
+        graph_wrappers: weak set of its CUDA graph wrappers, None where the release has no register of them.
+        sleeps: whether it was built with ``enable_sleep_mode``.
+        failure: type and text of the exception that its constructor raised.
+        report: what closing it did, once it is closed.
+    """
+
+    number: int
+    kind: str
+    owner: Owner
+    state: State = State.BUILDING
+    in_process: bool | None = None
+    pid: int = field(default_factory=os.getpid)
+    created: float = field(default_factory=time.monotonic)
+    traces: Traces = field(default_factory=Traces)
+    parts: dict[str, weakref.ref[Any]] = field(default_factory=dict)
+    graph_wrappers: list[weakref.WeakSet[Any]] = field(default_factory=list)
+    sleeps: bool = False
+    failure: str | None = None
+    report: CloseReport | None = None
+
+    def part(self, name: str) -> Any | None:
+        """Return a strong reference to one part, None where there is none or it is gone."""
+        reference = self.parts.get(name)
+        return None if reference is None else reference()
+
+    def __str__(self) -> str:
+        return f"{self.kind} number {self.number} of {self.owner}"
+
+
+class Listener(Protocol):
+    """Wants to know when engines come and go, to account for their memory."""
+
+    def before_build(self, handle: EngineHandle) -> None:
+        """Look before the engine's constructor runs."""
+
+    def after_build(self, handle: EngineHandle) -> None:
+        """Look when the constructor has returned or raised."""
+
+    def after_close(self, handle: EngineHandle) -> None:
+        """Look when the engine has been closed."""
+
+
+class Registry:
+    """The engines of this process."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._handles: list[EngineHandle] = []
+        self._engines: weakref.WeakKeyDictionary[Any, EngineHandle] = weakref.WeakKeyDictionary()
+        self._cores: weakref.WeakKeyDictionary[Any, EngineHandle] = weakref.WeakKeyDictionary()
+        self.listeners: list[Listener] = []
+        self.owner: Callable[[], Owner] = Owner
+
+    def begin(self, kind: str) -> EngineHandle:
+        """Record that an engine of class ``kind`` is about to be built."""
+        handle = EngineHandle(next(self._numbers), kind, self.owner())
+        self._handles.append(handle)
+        return handle
+
+    def attach(self, handle: EngineHandle, engine: Any) -> None:
+        """Tie a record to the engine object. Its collection is noticed from now on."""
+        self._engines[engine] = handle
+        handle.parts["engine"] = weakref.ref(engine)
+        # atexit=False: at the interpreter's end the operating system gives everything back.
+        weakref.finalize(engine, self._collected, weakref.ref(handle)).atexit = False
+
+    def attach_core(self, handle: EngineHandle, core: Any) -> None:
+        """Tie a record to an engine core of this process."""
+        self._cores[core] = handle
+        handle.parts["core"] = weakref.ref(core)
+
+    def of_engine(self, engine: Any) -> EngineHandle | None:
+        """Return the record of an engine object, None if it was built unseen."""
+        return self._engines.get(engine)
+
+    def of_core(self, core: Any) -> EngineHandle | None:
+        """Return the record of an engine core of this process."""
+        return self._cores.get(core)
+
+    def handles(self) -> Iterator[EngineHandle]:
+        """Iterate over the engines that this very process built and that are not closed, oldest first."""
+        me = os.getpid()
+        return (h for h in list(self._handles) if h.pid == me and h.state is not State.CLOSED)
+
+    def siblings(self, handle: EngineHandle | None) -> list[EngineHandle]:
+        """Return the other live engines whose model is in this process."""
+        alive = {State.LIVE, State.BUILDING}
+        return [h for h in self.handles() if h is not handle and h.in_process is not False and h.state in alive]
+
+    def unreleased(self) -> list[EngineHandle]:
+        """Return the engines that are gone but have not been drained: dropped, or failed while starting."""
+        return [h for h in self.handles() if h.state in UNRELEASED]
+
+    def made_by(self, node: str) -> list[EngineHandle]:
+        """Return the open engines that the test ``node`` made and that must not outlive it, oldest first."""
+        return [h for h in self.handles() if h.owner.node == node and h.owner.is_test]
+
+    def closed(self, handle: EngineHandle, report: CloseReport) -> None:
+        """Record that an engine is closed, and forget all about it but the report."""
+        handle.state = State.CLOSED
+        handle.report = report
+        handle.parts.clear()
+        handle.graph_wrappers.clear()
+        self._handles.remove(handle)
+        for listener in self.listeners:
+            listener.after_close(handle)
+
+    @staticmethod
+    def _collected(reference: weakref.ref[EngineHandle]) -> None:
+        # The net under explicit closing. It may run inside any allocation, so it only takes the hooks away, which no
+        # collection can; the rest of the drain waits for the next safe moment (see drain.release_unreleased).
+        handle = reference()
+        if handle is not None and handle.state is State.LIVE and handle.pid == os.getpid():
+            handle.state = State.DROPPED
+            hooks.remove_hooks(handle.traces.hooks)
+
+
+registry = Registry()

@@ -1,0 +1,62 @@
+"""The fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_vllm_cleanup.checks.peak import GpuMemory
+    from pytest_vllm_cleanup.runners.factory import RunnerFactory
+
+ENGINE_FIXTURES = frozenset({"vllm_runner", "vllm_runner_factory"})
+
+
+@pytest.fixture
+def vllm_runner(request: pytest.FixtureRequest) -> Iterator[RunnerFactory]:
+    """Make engines that are closed when the test is over.
+
+    Call it with what ``LLM`` takes, as often as you like, and use the result as it is or in a ``with`` block. Engines
+    are closed in reverse order, whether the test passes, fails or skips, also when a constructor raised half-way.
+    """
+    from pytest_vllm_cleanup.monitor import activate
+    from pytest_vllm_cleanup.runners.factory import RunnerFactory
+
+    activate(request.config)
+    factory = RunnerFactory()
+    yield factory
+    factory.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_runner_factory(request: pytest.FixtureRequest) -> Iterator[RunnerFactory]:
+    """Make engines in fixtures of wider scope, as ``tmp_path_factory`` does for directories.
+
+    An engine made through it belongs to the fixture that made it and is closed when that fixture ends.
+    """
+    from pytest_vllm_cleanup.monitor import activate
+    from pytest_vllm_cleanup.runners.factory import RunnerFactory
+
+    factory = RunnerFactory(activate(request.config).add_finalizer)
+    yield factory
+    factory.close()
+
+
+@pytest.fixture
+def gpu_memory() -> Iterator[GpuMemory]:
+    """Read GPU memory on demand, and its peak since the test started."""
+    from pytest_vllm_cleanup.checks.peak import GpuMemory
+
+    with GpuMemory() as memory:
+        yield memory
+
+
+@pytest.fixture
+def assert_gpu_released() -> Callable[..., AbstractContextManager[Any]]:
+    """Check a part of a test, in a ``with`` block over the call of this fixture's value."""
+    from pytest_vllm_cleanup.checks.context import assert_gpu_released
+
+    return assert_gpu_released

@@ -1,0 +1,122 @@
+"""The markers. Each is a function: its signature says what it takes, its docstring what it means."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pytest_vllm_cleanup import config
+
+
+class MarkerError(ValueError):
+    """A marker was given arguments that it does not take."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a marked test has to fulfil; None where the settings of the run decide.
+
+    Attributes:
+        tolerance: bytes that may stay.
+        timeout: seconds to wait for memory to come back.
+        devices: names of the devices that count ("cuda:0"), None for all visible ones.
+        check: whether the test is checked at all.
+        reason: why it is not, or why the values are what they are.
+    """
+
+    tolerance: int | None = None
+    timeout: float | None = None
+    devices: tuple[str, ...] | None = None
+    check: bool = True
+    reason: str | None = None
+
+
+def gpu_released(
+    tolerance: int | str | None = None,
+    timeout: float | str | None = None,
+    devices: Iterable[int | str] | int | str | None = None,
+    check: bool = True,
+    reason: str | None = None,
+) -> Requirement:
+    """Fail the test as LEAKED if GPU memory has not come back when its last fixture is torn down.
+
+    tolerance: memory that may stay, in bytes or as text ("8 MiB"). timeout: how long to wait for it, in seconds or as
+    text ("2 min"). devices: which ones count, such as 0, "cuda:1" or a list; all visible ones by default.
+    check=False: do not check this test, because of reason.
+    """
+    if not isinstance(check, bool):
+        raise MarkerError(f"check={check!r}: expected True or False")
+    if reason is not None and not isinstance(reason, str):
+        raise MarkerError(f"reason={reason!r}: expected text")
+    return Requirement(
+        tolerance=None if tolerance is None else _parsed("tolerance", config.parse_tolerance, tolerance),
+        timeout=None if timeout is None else _parsed("timeout", config.parse_timeout, timeout),
+        devices=None if devices is None else _devices(devices),
+        check=check,
+        reason=reason,
+    )
+
+
+MARKERS: dict[str, Callable[..., Requirement]] = {
+    "gpu_released": gpu_released,
+    "assert_gpu_released": gpu_released,
+}
+
+
+def descriptions() -> list[str]:
+    """Return the markers as ``pytest --markers`` shows them."""
+    lines = []
+    for name, marker in MARKERS.items():
+        parameters = ", ".join(
+            f"{parameter.name}={parameter.default!r}" for parameter in inspect.signature(marker).parameters.values()
+        )
+        text = " ".join((marker.__doc__ or "").split())
+        lines.append(f"{name}({parameters}): {text if marker.__name__ == name else f'alias of {marker.__name__}.'}")
+    return lines
+
+
+def requirement_of(item: pytest.Item) -> Requirement | None:
+    """Return what the closest marker of a test asks for, None if it has none.
+
+    Raises:
+        MarkerError: its arguments are not valid; the text names the valid ones.
+    """
+    # iter_markers goes from the closest outwards; the two names are one marker, so the first in that order counts.
+    marks = [mark for mark in item.iter_markers() if mark.name in MARKERS]
+    return evaluate(marks[0]) if marks else None
+
+
+def evaluate(mark: pytest.Mark) -> Requirement:
+    """Turn one marker into what it asks for. Raises ``MarkerError``."""
+    marker = MARKERS[mark.name]
+    try:
+        return marker(*mark.args, **mark.kwargs)
+    except TypeError:
+        valid = ", ".join(inspect.signature(marker).parameters)
+        given = ", ".join([*map(repr, mark.args), *(f"{key}={value!r}" for key, value in mark.kwargs.items())])
+        raise MarkerError(f"@pytest.mark.{mark.name}({given}): the arguments are {valid}") from None
+    except MarkerError as problem:
+        raise MarkerError(f"@pytest.mark.{mark.name}: {problem}") from None
+
+
+def _parsed(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return parse(value)
+    except (ValueError, TypeError) as problem:
+        raise MarkerError(f"{name}: {problem}") from None
+
+
+def _devices(value: Any) -> tuple[str, ...]:
+    several = [value] if isinstance(value, (int, str)) else list(value)
+    names = []
+    for device in several:
+        if isinstance(device, bool) or not isinstance(device, (int, str)) or (isinstance(device, int) and device < 0):
+            raise MarkerError(f"devices={value!r}: expected device numbers (0) or names ('cuda:0', 'host')")
+        names.append(f"cuda:{device}" if isinstance(device, int) or device.isdecimal() else device)
+    if not names:
+        raise MarkerError(f"devices={value!r}: name at least one, or leave it out for all visible ones")
+    return tuple(names)

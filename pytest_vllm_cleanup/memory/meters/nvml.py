@@ -1,0 +1,278 @@
+"""The driver's own figures, by its management library (NVML). Never creates a CUDA context."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ...devices.visible import NvmlDevice, VisibleDevice, from_cuda, from_environment
+from ..reading import ProcessUse, Reading
+from .torch_allocator import cuda_uuids, has_context, initialised_torch
+
+T = TypeVar("T")
+
+# "Not available" is all ones in 64 bits; some wrappers pass it on instead of None.
+_NO_FIGURE = 1 << 62
+
+
+class NvmlMeter:
+    """Bytes in use on the visible NVIDIA devices, and by which process.
+
+    Args:
+        environ: Where ``CUDA_VISIBLE_DEVICES`` is read, once: CUDA reads it once, too.
+        module: The module ``pynvml`` (distribution ``nvidia-ml-py``); imported at the first read if None.
+        deadline: Seconds after which a read counts as hung. The driver can hang for good, so that after one
+            hang this meter reads nothing more in this session.
+    """
+
+    name = "nvml"
+
+    def __init__(self, environ: Mapping[str, str], *, module: Any = None, deadline: float = 5.0) -> None:
+        self._environ = {key: environ[key] for key in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if key in environ}
+        self._module = module
+        self._deadline = deadline
+        self._hung = False
+        self._failure = ""
+        self._refusal = ""
+        self._pid: int | None = None
+        self._inventory: tuple[NvmlDevice, ...] = ()
+        self._cuda_devices: tuple[VisibleDevice, ...] | None = None
+        self._versions: dict[str, int | None] = {}
+        self._seen_ours = False
+
+    @property
+    def reason(self) -> str:
+        """Why a device cannot be measured; empty while all of them can."""
+        # Told apart from other failures: the hung thread may still wake up and report something.
+        if self._hung:
+            return f"NVML did not answer within {self._deadline:g} s and is asked no more"
+        return self._failure
+
+    def available(self) -> bool:
+        """Whether the driver answers and a device is visible."""
+        return bool(self._guarded(self._visible))
+
+    def read(self, ours: frozenset[int]) -> dict[str, Reading]:
+        """Read every visible device; see ``Meter``."""
+        return self._guarded(lambda: self._read(ours)) or {}
+
+    def _guarded(self, function: Callable[[], T]) -> T | None:
+        """Run something that asks the driver; None, and the reason kept, if it fails or hangs."""
+        if self._hung:
+            return None
+        self._failure = ""
+        done: list[T] = []
+
+        def work() -> None:
+            try:
+                done.append(self._with_library(function))
+            except Exception as error:  # without the module there is no class of its errors to name
+                self._failure = f"NVML: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=work, name="vllm-cleanup-nvml", daemon=True)
+        thread.start()
+        thread.join(self._deadline)
+        self._hung = thread.is_alive()
+        if self._hung or not done:
+            return None
+        if not done[0]:
+            self._failure = "NVML: no device is visible to this process"
+        return done[0]
+
+    def _with_library(self, function: Callable[[], T]) -> T:
+        """Run something with the library initialised, once again if somebody else shut it down."""
+        self._initialise()
+        try:
+            return function()
+        except self._module.NVMLError_Uninitialized:
+            self._pid = None
+            self._initialise()
+            return function()
+
+    def _initialise(self) -> None:
+        # Handles do not survive a fork.
+        if self._pid == os.getpid():
+            return
+        if self._module is None:
+            self._module = importlib.import_module("pynvml")
+        self._module.nvmlInit()
+        cards = range(self._module.nvmlDeviceGetCount())
+        self._inventory = tuple(self._card(index) for index in cards)
+        self._cuda_devices = None
+        self._pid = os.getpid()
+
+    def _card(self, index: int) -> NvmlDevice:
+        nvml = self._module
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        instances: list[str] = []
+        mode = self._ask("nvmlDeviceGetMigMode", handle)
+        if mode and mode[0] == 1:
+            for number in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+                instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+                uuid = None if instance is None else self._ask("nvmlDeviceGetUUID", instance)
+                if uuid is not None:
+                    instances.append(_text(uuid))
+        return NvmlDevice(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            model=_text(self._ask("nvmlDeviceGetName", handle) or ""),
+            instances=tuple(instances),
+        )
+
+    def _visible(self) -> tuple[VisibleDevice, ...]:
+        # Once CUDA is up, what it sees is fixed, and a failed kernel may make later questions fail.
+        if self._cuda_devices is None and (torch := initialised_torch()) is not None:
+            uuids = cuda_uuids(torch)
+            self._cuda_devices = None if uuids is None else from_cuda(uuids, self._inventory)
+        if self._cuda_devices is not None:
+            return self._cuda_devices
+        return from_environment(self._environ, self._inventory)
+
+    def _read(self, ours: frozenset[int]) -> dict[str, Reading]:
+        return {device.name: self._read_device(device, ours) for device in self._visible()}
+
+    def _read_device(self, device: VisibleDevice, ours: frozenset[int]) -> Reading:
+        self._refusal = ""
+        if device.uuid is None:
+            self._failure = (
+                "cards of different models are numbered by speed, so that which one is "
+                f"{device.name} is not known; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+            return Reading(device=device.name)
+        handle = self._ask("nvmlDeviceGetHandleByUUID", device.uuid)
+        if handle is None:
+            self._failure = f"NVML does not give {device.name} ({device.uuid}): {self._refusal}"
+            return Reading(device=device.name, identity=device.uuid)
+        used, total = self._memory(device.uuid, handle)
+        processes = self._processes(handle, ours)
+        if used is None and processes is None:
+            self._failure = f"NVML gives no figure for {device.name}: {self._refusal}"
+        own: int | None = None
+        children: int | None = None
+        others: int | None = None
+        if processes is not None and self._tells_ours(device, processes, ours):
+            me = os.getpid()
+            own = _total(use for use in processes if use.pid == me)
+            children = _total(use for use in processes if use.ours and use.pid != me)
+            others = _total(use for use in processes if not use.ours)
+        elif processes is not None:
+            # Numbers of another process table: an equal one is somebody else.
+            processes = tuple(ProcessUse(use.pid, use.bytes, use.name, ours=False) for use in processes)
+        return Reading(
+            device=device.name,
+            meters=(self.name,),
+            used=used,
+            total=total,
+            own=own,
+            children=children,
+            others=others,
+            processes=processes,
+            identity=device.uuid,
+        )
+
+    def _memory(self, uuid: str, handle: Any) -> tuple[int | None, int | None]:
+        """Return used and total bytes, for one device always by the same call.
+
+        The first version of the call counts what the driver keeps for itself as used, the second does not;
+        figures of the two are hundreds of megabytes apart.
+        """
+        second = getattr(self._module, "nvmlMemory_v2", None)
+        for version in (self._versions[uuid],) if uuid in self._versions else (second, None):
+            arguments = (handle,) if version is None else (handle, version)
+            memory = self._ask("nvmlDeviceGetMemoryInfo", *arguments)
+            if memory is not None:
+                self._versions[uuid] = version
+                return _figure(memory.used), _figure(memory.total)
+        return None, None
+
+    def _processes(self, handle: Any, ours: frozenset[int]) -> tuple[ProcessUse, ...] | None:
+        """Who is on the device; None if the driver does not say."""
+        compute = self._list("nvmlDeviceGetComputeRunningProcesses", handle)
+        if compute is None:
+            return None
+        # Clients of the multi-process service stand in a list of their own. Desktop programs are read since
+        # they are tenants, whose growth would look like ours where nobody else is listed.
+        listed = [
+            *compute,
+            *(self._list("nvmlDeviceGetMPSComputeRunningProcesses", handle) or ()),
+            *(self._list("nvmlDeviceGetGraphicsRunningProcesses", handle) or ()),
+        ]
+        sizes: dict[int, int | None] = {}
+        for entry in listed:
+            # Whoever is listed holds something, so that 0 only means that it is not told.
+            size = _figure(entry.usedGpuMemory) or None
+            known = sizes.get(entry.pid)
+            sizes[entry.pid] = max(known, size) if known is not None and size is not None else known or size
+        mine = ours | {os.getpid()}
+        return tuple(ProcessUse(pid, size, _process_name(pid), ours=pid in mine) for pid, size in sorted(sizes.items()))
+
+    def _list(self, name: str, handle: Any) -> list[Any] | None:
+        # The plain name stands for the newest version, which an older driver lacks.
+        for suffix in ("", "_v2"):
+            found: list[Any] | None = self._ask(name + suffix, handle)
+            if found is not None:
+                return found
+        return None
+
+    def _tells_ours(self, device: VisibleDevice, processes: tuple[ProcessUse, ...], ours: frozenset[int]) -> bool:
+        """Whether process ids in the driver's list are ids of our process table.
+
+        In a container they can be the host's, and our own processes are then strangers by number.
+        """
+        torch = initialised_torch()
+        listed = {use.pid for use in processes}
+        if torch is not None and has_context(torch, device.ordinal) and os.getpid() not in listed:
+            return False
+        if torch is None and not ours:
+            return True  # nothing of ours can be there, so that all are strangers, whatever their numbers
+        self._seen_ours = self._seen_ours or any(use.ours for use in processes)
+        # Once one of ours was seen, an unknown id is a process that has just ended.
+        return self._seen_ours or all(_exists(pid) for pid in listed)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Call the library; None where this driver, this device or this user may not have the answer."""
+        try:
+            return getattr(self._module, name)(*arguments)
+        except self._module.NVMLError_Uninitialized:
+            raise
+        except Exception as error:  # not supported, no permission, not in this library, device lost
+            # The first one tells; those after it are of second choices.
+            self._refusal = self._refusal or f"{name}: {error}"
+            return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _figure(value: int | None) -> int | None:
+    return None if value is None or not 0 <= value < _NO_FIGURE else value
+
+
+def _total(uses: Any) -> int | None:
+    """Return the sum of what some processes hold; None if it is not known of one of them."""
+    sizes = [use.bytes for use in uses]
+    return None if None in sizes else sum(sizes)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and another user's
+        return True
+    return True
+
+
+def _process_name(pid: int) -> str | None:
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        name: str = psutil.Process(pid).name()
+    except psutil.Error:
+        return None
+    return name

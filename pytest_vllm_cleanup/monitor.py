@@ -1,0 +1,206 @@
+"""The hooks that are active while tests run, in runs where some test needs them."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_vllm_cleanup import markers
+from pytest_vllm_cleanup.checks import references
+from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result
+from pytest_vllm_cleanup.config import Settings
+from pytest_vllm_cleanup.engines import instrument
+from pytest_vllm_cleanup.engines.close import close_handle
+from pytest_vllm_cleanup.engines.drain import release_unreleased
+from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, State, registry
+from pytest_vllm_cleanup.report import payload
+from pytest_vllm_cleanup.stash import SETTINGS
+
+NAME = "vllm_cleanup_monitor"
+_RESULT = pytest.StashKey[Result]()
+_CHECK = pytest.StashKey[ReleaseCheck]()
+
+
+class VllmCleanupWarning(UserWarning):
+    """Something in this plugin went wrong; the test run goes on."""
+
+
+def activate(config: pytest.Config) -> Monitor:
+    """Return the monitor of a run, started if it was not yet."""
+    monitor = config.pluginmanager.get_plugin(NAME)
+    if not isinstance(monitor, Monitor):
+        monitor = Monitor(config)
+        config.pluginmanager.register(monitor, NAME)
+    return monitor
+
+
+class Monitor:
+    """Knows which test and fixture is running, takes the baseline before a test and the verdict after it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._settings: Settings = config.stash[SETTINGS]
+        self._debugging = bool(config.getoption("usepdb", False) or config.getoption("trace", False))
+        self._item: pytest.Item | None = None
+        self._phase = ""
+        self._fixtures: list[tuple[str, str, pytest.FixtureRequest]] = []
+        instrument.install()
+        registry.owner = self.owner
+
+    # Who is running
+
+    def owner(self) -> Owner:
+        """Return the fixture that is being set up, else the test that is running."""
+        node = self._item.nodeid if self._item is not None else ""
+        if self._fixtures:
+            name, scope, _ = self._fixtures[-1]
+            return Owner(node, self._phase, name, scope)
+        return Owner(node, self._phase, None, "function" if node else "process")
+
+    def add_finalizer(self, finalizer: Callable[[], None]) -> bool:
+        """Have something called when the fixture that is being set up ends, else when the running test does.
+
+        Returns:
+            whether there is such a fixture or test.
+        """
+        if self._fixtures:
+            self._fixtures[-1][2].addfinalizer(finalizer)
+        elif self._item is not None:
+            self._item.addfinalizer(finalizer)
+        else:
+            return False
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        self._fixtures.append((fixturedef.argname, fixturedef.scope, request))
+        try:
+            return (yield)
+        finally:
+            self._fixtures.pop()
+
+    # The life of one test
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        with self._running(item, "setup"):
+            self._begin(item)
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        with self._running(item, "call"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        with self._running(item, "teardown"):
+            try:
+                yield
+            except BaseException:
+                # The user's own failure goes first; the leak is reported beside it.
+                self._finish(item)
+                raise
+            result = self._finish(item)
+        if result is not None:
+            self._fail_if_leaked(item, result)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        result = item.stash.get(_RESULT, None)
+        if call.when == "teardown" and result is not None:
+            del item.stash[_RESULT]
+            with _guarded(f"reporting {item.nodeid}"):
+                payload.attach(report, result, call.excinfo.value if call.excinfo else None)
+        return report
+
+    def _begin(self, item: pytest.Item) -> None:
+        try:
+            requirement = self._requirement(item)
+            if requirement is None:
+                return
+            release_unreleased()
+            item.stash[_CHECK] = ReleaseCheck(
+                tolerance=self._settings.tolerance if requirement.tolerance is None else requirement.tolerance,
+                timeout=self._settings.timeout if requirement.timeout is None else requirement.timeout,
+                devices=requirement.devices,
+            )
+        except ValueError as problem:  # of the marker, so of this test alone
+            pytest.fail(str(problem), pytrace=False)
+        except Exception as problem:
+            _warn(f"taking the baseline of {item.nodeid}", problem)
+
+    def _requirement(self, item: pytest.Item) -> markers.Requirement | None:
+        if self._settings.check == "off":
+            return None
+        requirement = markers.requirement_of(item)
+        if requirement is None and self._settings.check == "all":
+            requirement = markers.Requirement()
+        return requirement if requirement is not None and requirement.check else None
+
+    def _finish(self, item: pytest.Item) -> Result | None:
+        check = item.stash.get(_CHECK, None)
+        if check is None:
+            return None
+        del item.stash[_CHECK]
+        with _guarded(f"checking {item.nodeid}"):
+            if not self._debugging:
+                references.release(item)
+            release_unreleased()
+            abandoned = _still_alive(item)
+            result = check.finish(abandoned)
+            for handle in abandoned:
+                report = close_handle(handle)
+                result.notes.append(f"closed {handle} in {report.seconds:.1f} s, after the verdict")
+            item.stash[_RESULT] = result
+            payload.record_properties(item, result)
+            return result
+        return None
+
+    def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
+        text = payload.failure(item.nodeid, result, strict=self._settings.strict)
+        if text is not None:
+            raise payload.Leaked(text, pytrace=False)
+
+    @contextmanager
+    def _running(self, item: pytest.Item, phase: str) -> Iterator[None]:
+        self._item, self._phase = item, phase
+        try:
+            yield
+        finally:
+            self._item, self._phase = None, ""
+
+
+def _still_alive(item: pytest.Item) -> tuple[EngineHandle, ...]:
+    """Return the engines of a test that outlive it, after everything that only cycles keep alive has been collected."""
+    if not registry.made_by(item.nodeid):
+        return ()
+    gc.unfreeze()  # vLLM froze the engine's cycles out of the collector's sight
+    gc.collect()
+    release_unreleased()
+    return tuple(handle for handle in registry.made_by(item.nodeid) if handle.state is State.LIVE)
+
+
+@contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    """Turn a bug of ours into a warning: it must never end a user's run."""
+    try:
+        yield
+    except Exception as problem:
+        _warn(what, problem)
+
+
+def _warn(what: str, problem: Exception) -> None:
+    warnings.warn(
+        f"{what} went wrong in pytest-vllm-cleanup ({type(problem).__name__}: {problem}); the test run goes on",
+        VllmCleanupWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,87 @@
+"""What a test's report carries about its memory; plain data, so that it also crosses pytest-xdist's wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _pytest.outcomes import Failed
+
+from pytest_vllm_cleanup.checks import message
+from pytest_vllm_cleanup.checks.check import Result
+
+ATTRIBUTE = "vllm_cleanup"
+SECTION = "GPU memory"
+
+
+class Leaked(Failed):
+    """Fails the teardown of a test whose memory has not come back."""
+
+
+def attach(report: pytest.TestReport, result: Result, error: BaseException | None) -> None:
+    """Put a result into the report of a test's teardown.
+
+    Args:
+        report: the report of the teardown.
+        result: what the check found.
+        error: what failed the teardown, None if nothing did.
+    """
+    data = as_data(report.nodeid, result)
+    data["only_leaked"] = isinstance(error, Leaked)
+    setattr(report, ATTRIBUTE, data)
+    if isinstance(error, Leaked):
+        report.longrepr = str(error)
+    if result.outcome != "released":
+        report.sections.append((SECTION, message.evidence(result)))
+
+
+def as_data(name: str, result: Result) -> dict[str, Any]:
+    """Return a result as dictionaries, lists, text and numbers. Sizes are in bytes, times in seconds."""
+    return {
+        "outcome": result.outcome,
+        "text": _text(name, result),
+        "stayed": result.verdict.stayed,
+        "waited": result.waited,
+        "trend": result.trend,
+        "abandoned": list(result.abandoned),
+        "devices": [
+            {
+                "device": device.device,
+                "outcome": device.outcome,
+                "meter": device.meter,
+                "stayed": device.stayed,
+                "baseline": device.baseline,
+                "after": device.after,
+                "tolerance": device.tolerance,
+            }
+            for device in result.verdict.devices
+        ],
+    }
+
+
+def data_of(report: pytest.TestReport) -> dict[str, Any] | None:
+    """Return what a report carries, None if its test was not checked."""
+    data: dict[str, Any] | None = getattr(report, ATTRIBUTE, None)
+    return data
+
+
+def failure(name: str, result: Result, *, strict: bool) -> str | None:
+    """Return why the test fails, None if it does not."""
+    if result.leaked:
+        return message.sentence(name, result)
+    if strict and result.outcome == "unknown":
+        return message.not_measured(name, result)
+    return None
+
+
+def record_properties(item: pytest.Item, result: Result) -> None:
+    """Add the verdict to the test's properties, which JUnit XML shows."""
+    item.user_properties.append(("gpu_memory_outcome", result.outcome))
+    if result.leaked:
+        item.user_properties.append(("gpu_memory_stayed_bytes", result.verdict.stayed))
+
+
+def _text(name: str, result: Result) -> str:
+    if result.leaked:
+        return message.sentence(name, result)
+    return message.not_measured(name, result) if result.outcome == "unknown" else ""

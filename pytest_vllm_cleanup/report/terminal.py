@@ -1,0 +1,54 @@
+"""What the terminal shows: the status LEAKED, and a section with each leak."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_vllm_cleanup.report.payload import SECTION, data_of
+
+CATEGORY = "leaked"
+NAME = "vllm_cleanup_terminal"
+
+
+class Terminal:
+    """Registered where a leak may be reported: in a run with checked tests, and in the controller of pytest-xdist."""
+
+    def __init__(self) -> None:
+        self._unmeasured: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.CollectReport | pytest.TestReport
+    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        """Give a leak its own status, unless the teardown failed by itself too."""
+        if isinstance(report, pytest.TestReport) and _is_only_leak(report):
+            return CATEGORY, "L", ("LEAKED", {"red": True})
+        return None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what could not be measured."""
+        data = data_of(report)
+        if data is not None and data["outcome"] == "unknown":
+            self._unmeasured.append(data["text"])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show each leak with its evidence, and what could not be measured."""
+        leaks = terminalreporter.getreports(CATEGORY)
+        if leaks:
+            terminalreporter.write_sep("=", "LEAKS")
+        for report in leaks:
+            terminalreporter.write_sep("_", report.head_line or report.nodeid, red=True, bold=True)
+            terminalreporter.write_line(report.longreprtext)
+            for title, content in report.sections:
+                if title == SECTION:
+                    terminalreporter.write_sep("-", title)
+                    terminalreporter.write_line(content)
+        if self._unmeasured:
+            terminalreporter.write_sep("=", "GPU memory not measured")
+            for text in self._unmeasured:
+                terminalreporter.write_line(text)
+
+
+def _is_only_leak(report: pytest.TestReport) -> bool:
+    data = data_of(report)
+    return data is not None and bool(data["only_leaked"])

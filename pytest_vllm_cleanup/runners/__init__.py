@@ -1,0 +1,1 @@
+"""What tests call: engines that are sure to be closed."""

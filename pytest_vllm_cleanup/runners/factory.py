@@ -1,0 +1,54 @@
+"""A factory that owns the runners it makes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_vllm_cleanup.engines.drain import release_unreleased
+from pytest_vllm_cleanup.engines.errors import EngineCleanupWarning
+from pytest_vllm_cleanup.runners.vllm_runner import VllmRunner
+
+
+class RunnerFactory:
+    """Makes ``VllmRunner`` objects and closes them in reverse order.
+
+    Args:
+        add_finalizer: registers a callable with whoever makes the engine, so that it is called when that ends. None:
+            all engines live as long as the factory.
+    """
+
+    def __init__(self, add_finalizer: Callable[[Callable[[], None]], bool] | None = None) -> None:
+        self._add_finalizer = add_finalizer
+        self._runners: list[VllmRunner] = []
+
+    def __call__(self, model_name: str | Path, **arguments: Any) -> VllmRunner:
+        """Build an engine. Takes what ``VllmRunner`` takes."""
+        runner = VllmRunner(model_name, **arguments)
+        self._runners.append(runner)
+        if self._add_finalizer is not None:
+            self._add_finalizer(lambda: self._close(runner))
+        return runner
+
+    def close(self) -> None:
+        """Close all engines that are still open, newest first, and what failed constructors left behind.
+
+        A step that fails is shown as a warning; the other engines are closed all the same.
+        """
+        while self._runners:
+            self._close(self._runners[-1])
+        for handle in release_unreleased():
+            _warn(handle.report.errors if handle.report is not None else [])
+
+    def _close(self, runner: VllmRunner) -> None:
+        if runner in self._runners:
+            self._runners.remove(runner)
+        report = runner.close()
+        _warn(report.errors if report is not None else [])
+
+
+def _warn(errors: list[str]) -> None:
+    for error in errors:
+        warnings.warn(f"closing an engine: {error}", EngineCleanupWarning, stacklevel=3)
