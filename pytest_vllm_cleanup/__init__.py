@@ -18,18 +18,26 @@ if TYPE_CHECKING:
     from pytest_vllm_cleanup.checks.context import GpuMemoryLeakError, assert_gpu_released
     from pytest_vllm_cleanup.checks.peak import GpuMemory
     from pytest_vllm_cleanup.engines.close import close_engine, vllm_engine
-    from pytest_vllm_cleanup.engines.errors import EngineClosedError, ModelDoesNotFitError, UnsupportedVllmError
+    from pytest_vllm_cleanup.engines.errors import (
+        EngineCleanupWarning,
+        EngineClosedError,
+        ModelDoesNotFitError,
+        UnsupportedVllmError,
+    )
     from pytest_vllm_cleanup.engines.registry import CloseReport
+    from pytest_vllm_cleanup.guard import VllmCleanupWarning
     from pytest_vllm_cleanup.runners.vllm_runner import VllmRunner
 
 # Imported on first use: loading the plugin must cost a test run next to nothing.
 _HOMES = {
     "CloseReport": "engines.registry",
+    "EngineCleanupWarning": "engines.errors",
     "EngineClosedError": "engines.errors",
     "GpuMemory": "checks.peak",
     "GpuMemoryLeakError": "checks.context",
     "ModelDoesNotFitError": "engines.errors",
     "UnsupportedVllmError": "engines.errors",
+    "VllmCleanupWarning": "guard",
     "VllmRunner": "runners.vllm_runner",
     "assert_gpu_released": "checks.context",
     "close_engine": "engines.close",
@@ -38,11 +46,13 @@ _HOMES = {
 
 __all__ = [
     "CloseReport",
+    "EngineCleanupWarning",
     "EngineClosedError",
     "GpuMemory",
     "GpuMemoryLeakError",
     "ModelDoesNotFitError",
     "UnsupportedVllmError",
+    "VllmCleanupWarning",
     "VllmRunner",
     "assert_gpu_released",
     "close_engine",

@@ -83,6 +83,13 @@ def parse_timeout(value: Any) -> float:
     return parse_duration(value)
 
 
+def parse_devices(value: Any) -> tuple[str, ...]:
+    """Return names of devices from numbers, names, or several of them."""
+    from pytest_vllm_cleanup.devices.names import parse_devices
+
+    return parse_devices(value)
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Declare command-line options and ini keys."""
     group = parser.getgroup("vllm-cleanup", "GPU memory of vLLM engines")

@@ -55,7 +55,7 @@ def gpu_released(
     return Requirement(
         tolerance=None if tolerance is None else _parsed("tolerance", config.parse_tolerance, tolerance),
         timeout=None if timeout is None else _parsed("timeout", config.parse_timeout, timeout),
-        devices=None if devices is None else _devices(devices),
+        devices=None if devices is None else _parsed("devices", config.parse_devices, devices),
         check=check,
         reason=reason,
     )
@@ -108,15 +108,3 @@ def _parsed(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
         return parse(value)
     except (ValueError, TypeError) as problem:
         raise MarkerError(f"{name}: {problem}") from None
-
-
-def _devices(value: Any) -> tuple[str, ...]:
-    several = [value] if isinstance(value, (int, str)) else list(value)
-    names = []
-    for device in several:
-        if isinstance(device, bool) or not isinstance(device, (int, str)) or (isinstance(device, int) and device < 0):
-            raise MarkerError(f"devices={value!r}: expected device numbers (0) or names ('cuda:0', 'host')")
-        names.append(f"cuda:{device}" if isinstance(device, int) or device.isdecimal() else device)
-    if not names:
-        raise MarkerError(f"devices={value!r}: name at least one, or leave it out for all visible ones")
-    return tuple(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
@@ -11,22 +10,20 @@ import pytest
 
 from pytest_vllm_cleanup import markers
 from pytest_vllm_cleanup.checks import references
-from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result
+from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDeviceError
 from pytest_vllm_cleanup.config import Settings
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.drain import release_unreleased
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, State, registry
+from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.report import payload
 from pytest_vllm_cleanup.stash import SETTINGS
 
 NAME = "vllm_cleanup_monitor"
 _RESULT = pytest.StashKey[Result]()
 _CHECK = pytest.StashKey[ReleaseCheck]()
-
-
-class VllmCleanupWarning(UserWarning):
-    """Something in this plugin went wrong; the test run goes on."""
+_ERRORS = pytest.StashKey[list[BaseException]]()
 
 
 def activate(config: pytest.Config) -> Monitor:
@@ -86,11 +83,13 @@ class Monitor:
 
     # The life of one test
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        with self._running(item, "setup"):
-            self._begin(item)
-            return (yield)
+    # No wrapper: one that raises before its yield leaves pytest's own wrappers unentered, and their teardown fails.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._item, self._phase = item, "setup"  # until the next phase
+        problem = self._begin(item)
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -100,12 +99,7 @@ class Monitor:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         with self._running(item, "teardown"):
-            try:
-                yield
-            except BaseException:
-                # The user's own failure goes first; the leak is reported beside it.
-                self._finish(item)
-                raise
+            yield  # If it raises, the verdict waits for the report: until then its traceback keeps memory.
             result = self._finish(item)
         if result is not None:
             self._fail_if_leaked(item, result)
@@ -115,28 +109,38 @@ class Monitor:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        result = item.stash.get(_RESULT, None)
-        if call.when == "teardown" and result is not None:
-            del item.stash[_RESULT]
-            with _guarded(f"reporting {item.nodeid}"):
-                payload.attach(report, result, call.excinfo.value if call.excinfo else None)
+        error = call.excinfo.value if call.excinfo is not None else None
+        if error is not None and _CHECK in item.stash:
+            item.stash[_ERRORS].append(error)
+        if call.when == "teardown":
+            with self._running(item, "teardown"):
+                self._finish(item)
+            result = item.stash.get(_RESULT, None)
+            if result is not None:
+                del item.stash[_RESULT]
+                with guarded(f"reporting {item.nodeid}"):
+                    report.user_properties = list(item.user_properties)
+                    payload.attach(report, result, error)
         return report
 
-    def _begin(self, item: pytest.Item) -> None:
+    def _begin(self, item: pytest.Item) -> str | None:
+        """Take the baseline. Return what is wrong with the test's marker, None if nothing is."""
         try:
             requirement = self._requirement(item)
             if requirement is None:
-                return
+                return None
             release_unreleased()
+            item.stash[_ERRORS] = []
             item.stash[_CHECK] = ReleaseCheck(
                 tolerance=self._settings.tolerance if requirement.tolerance is None else requirement.tolerance,
                 timeout=self._settings.timeout if requirement.timeout is None else requirement.timeout,
                 devices=requirement.devices,
             )
-        except ValueError as problem:  # of the marker, so of this test alone
-            pytest.fail(str(problem), pytrace=False)
+        except (markers.MarkerError, UnknownDeviceError) as problem:  # the user's, and of this test alone
+            return str(problem)
         except Exception as problem:
-            _warn(f"taking the baseline of {item.nodeid}", problem)
+            warn(f"taking the baseline of {item.nodeid}", problem)
+        return None
 
     def _requirement(self, item: pytest.Item) -> markers.Requirement | None:
         if self._settings.check == "off":
@@ -147,26 +151,30 @@ class Monitor:
         return requirement if requirement is not None and requirement.check else None
 
     def _finish(self, item: pytest.Item) -> Result | None:
+        """Come to the verdict, unless that has been done or the test is not checked."""
         check = item.stash.get(_CHECK, None)
         if check is None:
             return None
         del item.stash[_CHECK]
-        with _guarded(f"checking {item.nodeid}"):
+        result = None
+        with guarded(f"checking {item.nodeid}"):
             if not self._debugging:
-                references.release(item)
+                references.release(item, item.stash[_ERRORS])
+            del item.stash[_ERRORS]
             release_unreleased()
             abandoned = _still_alive(item)
             result = check.finish(abandoned)
+            item.stash[_RESULT] = result
+            payload.record_properties(item, result)
             for handle in abandoned:
                 report = close_handle(handle)
                 result.notes.append(f"closed {handle} in {report.seconds:.1f} s, after the verdict")
-            item.stash[_RESULT] = result
-            payload.record_properties(item, result)
-            return result
-        return None
+        return result
 
     def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
-        text = payload.failure(item.nodeid, result, strict=self._settings.strict)
+        text = None
+        with guarded(f"describing the leak of {item.nodeid}"):
+            text = payload.failure(item.nodeid, result, strict=self._settings.strict)
         if text is not None:
             raise payload.Leaked(text, pytrace=False)
 
@@ -187,20 +195,3 @@ def _still_alive(item: pytest.Item) -> tuple[EngineHandle, ...]:
     gc.collect()
     release_unreleased()
     return tuple(handle for handle in registry.made_by(item.nodeid) if handle.state is State.LIVE)
-
-
-@contextmanager
-def _guarded(what: str) -> Iterator[None]:
-    """Turn a bug of ours into a warning: it must never end a user's run."""
-    try:
-        yield
-    except Exception as problem:
-        _warn(what, problem)
-
-
-def _warn(what: str, problem: Exception) -> None:
-    warnings.warn(
-        f"{what} went wrong in pytest-vllm-cleanup ({type(problem).__name__}: {problem}); the test run goes on",
-        VllmCleanupWarning,
-        stacklevel=2,
-    )

@@ -69,13 +69,31 @@ def embedded(llm: Any) -> list[list[int]]:
 
 
 class Bench:
-    def __init__(self, cycles: int, folder: Path) -> None:
+    def __init__(self, cycles: int, folder: Path, out: Path) -> None:
         self.cycles = cycles
+        self.out = out
+        self.started = time.monotonic()
         self.memory = GpuMemory()
         self.llama = str(tiny_model(folder / "llama"))
         self.bert = str(tiny_model(folder / "bert", "bert"))
         self.lora = str(tiny_lora(folder / "lora", folder / "llama"))
         self.results: dict[str, Any] = {}
+        self.baseline = self.figures()
+
+    def record(self) -> None:
+        """Write what is known so far, so that a run that is cut short is not lost."""
+        import torch
+
+        record = {
+            "command": " ".join(["python", *sys.argv]),
+            "machine": {"gpu": torch.cuda.get_device_name(0), "python": platform.python_version()},
+            "versions": {name: metadata.version(name) for name in ("vllm", "torch", "nvidia-ml-py", "pytest")},
+            "seconds": round(time.monotonic() - self.started, 1),
+            "baseline": self.baseline,
+            "results": self.results,
+        }
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(record, indent=1) + "\n")
 
     def figures(self) -> dict[str, int | None]:
         reading = self.memory.device()
@@ -89,6 +107,7 @@ class Bench:
                 started = time.monotonic()
                 with vllm_engine(model, **COMMON, **arguments) as llm:
                     built = time.monotonic() - started
+                    idle = self.figures()
                     tokens.append(work(llm))
                     full = self.figures()
                     report = close_engine(llm)
@@ -99,7 +118,8 @@ class Bench:
                         "collections": report.collections,
                         "errors": report.errors,
                         "alive": report.alive,
-                        "full": full,
+                        "built": idle,
+                        "worked": full,
                         "left": self.figures(),
                     }
                 )
@@ -126,53 +146,53 @@ class Bench:
         )
 
     def failure(self) -> None:
-        """A start-up that fails in KV-cache sizing, between two good engines."""
+        """Start-ups that fail in KV-cache sizing, each between two good engines."""
         rows = []
-        tokens = []
+        tokens = [self._good()]
         for _ in range(self.cycles):
-            with vllm_engine(self.llama, **COMMON, **GRAPHS) as llm:
-                tokens.append(generate(llm))
-            message = ""
+            message = "no failure"
             try:
                 with vllm_engine(self.llama, **{**COMMON, "max_model_len": 2048, "kv_cache_memory_bytes": 1 << 16}):
                     pass
             except Exception as problem:
                 message = f"{type(problem).__name__}: {problem}"[:200]
             failed = self.figures()
-            with vllm_engine(self.llama, **COMMON, **GRAPHS) as llm:
-                tokens.append(generate(llm))
+            tokens.append(self._good())
             rows.append({"failure": message, "after_failure": failed, "left": self.figures()})
         same = all(one == tokens[0] for one in tokens)
-        self.results["start-up failure"] = {"cycles": rows, "same_tokens": same}
-        print("failure     ", rows[-1], "same tokens", same, flush=True)
+        self.results["failure"] = {"cycles": rows, "same_tokens": same}
+        print("failure     ", rows, "same tokens", same, flush=True)
+
+    def _good(self) -> list[list[int]]:
+        with vllm_engine(self.llama, **COMMON, **GRAPHS) as llm:
+            return generate(llm)
 
     def siblings(self) -> None:
         """Two live engines: closing either leaves the other generating the same tokens."""
         from vllm import LLM
 
         rows = []
-        for order in (0, 1):
-            for eager in (True, False):
-                options = {**COMMON, **({"enforce_eager": True} if eager else GRAPHS)}
-                engines = [LLM(self.llama, **options), LLM(self.llama, **options)]
-                before = [generate(engine) for engine in engines]
-                first, second = (engines[0], engines[1]) if order == 0 else (engines[1], engines[0])
-                one = close_engine(first)
-                after = [generate(second), sampled(second)]
-                two = close_engine(second)
-                same = before[0] == before[1] and all(tokens == before[0] for tokens in after)
-                rows.append(
-                    {
-                        "closed_first": order,
-                        "eager": eager,
-                        "same_tokens": same,
-                        "errors": one.errors + two.errors,
-                        "left": self.figures(),
-                    }
-                )
-                del first, second, engines
-        self.results["two engines"] = {"cycles": rows, "same_tokens": all(row["same_tokens"] for row in rows)}
-        print("two engines ", rows, flush=True)
+        for order, eager in ((0, False), (1, False), (0, True)):
+            options = {**COMMON, **({"enforce_eager": True} if eager else GRAPHS)}
+            engines = [LLM(self.llama, **options), LLM(self.llama, **options)]
+            before = [generate(engine) for engine in engines]
+            first, second = (engines[0], engines[1]) if order == 0 else (engines[1], engines[0])
+            one = close_engine(first)
+            after = [generate(second), sampled(second)]
+            two = close_engine(second)
+            same = before[0] == before[1] and all(tokens == before[0] for tokens in after)
+            rows.append(
+                {
+                    "closed_first": order,
+                    "eager": eager,
+                    "same_tokens": same,
+                    "errors": one.errors + two.errors,
+                    "left": self.figures(),
+                }
+            )
+            del first, second, engines
+        self.results["siblings"] = {"cycles": rows, "same_tokens": all(row["same_tokens"] for row in rows)}
+        print("siblings    ", rows, flush=True)
 
     def run(self, only: list[str]) -> None:
         from vllm.lora.request import LoRARequest
@@ -187,6 +207,8 @@ class Bench:
             }
         }
         kinds: dict[str, Callable[[], None]] = {
+            "failure": self.failure,
+            "siblings": self.siblings,
             "compiled": lambda: self.kind("compiled", sampled, **GRAPHS),
             "eager": lambda: self.kind("eager", sampled, enforce_eager=True),
             "sleep": lambda: self.kind("sleep", slept, enable_sleep_mode=True, **GRAPHS),
@@ -200,9 +222,7 @@ class Bench:
                 **GRAPHS,
             ),
             "ngram": lambda: self.kind("ngram", generate, **ngram, **GRAPHS),
-            "pooling": lambda: self.kind("pooling", embedded, model=self.bert, runner="pooling"),
-            "failure": self.failure,
-            "siblings": self.siblings,
+            "pooling": lambda: self.kind("pooling", embedded, model=self.bert, runner="pooling", enforce_eager=True),
         }
         for name, kind in kinds.items():
             if only and name not in only:
@@ -214,6 +234,7 @@ class Bench:
                 self.results.setdefault(name, {})["error"] = f"{type(problem).__name__}: {problem}"[:600]
                 with suppress(Exception):
                     release_unreleased()
+            self.record()
 
 
 def main() -> None:
@@ -224,22 +245,7 @@ def main() -> None:
     options = parser.parse_args()
     instrument.install()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options.cycles, Path(folder))
-        baseline = bench.figures()
-        started = time.monotonic()
-        bench.run(options.only)
-        import torch
-
-        record = {
-            "command": " ".join(["python", *sys.argv]),
-            "machine": {"gpu": torch.cuda.get_device_name(0), "python": platform.python_version()},
-            "versions": {name: metadata.version(name) for name in ("vllm", "torch", "nvidia-ml-py", "pytest")},
-            "seconds": round(time.monotonic() - started, 1),
-            "baseline": baseline,
-            "results": bench.results,
-        }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+        Bench(options.cycles, Path(folder), options.out).run(options.only)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ _GRAIN = 2**20  # bytes; host memory moves by single pages all the time
 _IN_PROCESS_REASONS = ("allocator", "allocator cache", "below allocator")
 
 
+class UnknownDeviceError(ValueError):
+    """A check names a device that cannot be measured."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What came out of a check.
@@ -68,7 +72,7 @@ class ReleaseCheck:
         ledger: the account of engines, None for the one of this process.
 
     Raises:
-        ValueError: one of ``devices`` is not visible; the text names those that are.
+        UnknownDeviceError: one of ``devices`` is not visible; the text names those that are.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class ReleaseCheck:
             abandoned: engines that are still alive and should not be.
         """
         self._account_for_imports()
+        self._ledger.grant_residues()
         first = self._gauge.read()
         verdict = self._judge(first)
         settled = Settled(first, 0.0, (), "back")
@@ -146,7 +151,7 @@ class ReleaseCheck:
     def _require(self, devices: tuple[str, ...] | None) -> None:
         missing = [name for name in devices or () if name not in self.baseline]
         if missing and self.baseline:
-            raise ValueError(
+            raise UnknownDeviceError(
                 f"device {', '.join(missing)} cannot be measured here; these can: {', '.join(sorted(self.baseline))}"
             )
 
@@ -194,4 +199,6 @@ def current_ledger() -> Ledger:
 def _flush_caches() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        if not registry.siblings(None):
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from pytest_vllm_cleanup.checks import message
 from pytest_vllm_cleanup.checks.check import ReleaseCheck
+from pytest_vllm_cleanup.devices.names import parse_devices
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.drain import release_unreleased
 from pytest_vllm_cleanup.engines.registry import State, registry
@@ -22,7 +23,7 @@ class GpuMemoryLeakError(AssertionError):
 def assert_gpu_released(
     tolerance: int | str | None = None,
     timeout: float | str = 60.0,
-    devices: tuple[str, ...] | None = None,
+    devices: Iterable[int | str] | int | str | None = None,
     strict: bool = False,
 ) -> Iterator[ReleaseCheck]:
     """Assert that what happens inside the block gives all its GPU memory back.
@@ -32,19 +33,19 @@ def assert_gpu_released(
     Args:
         tolerance: memory that may stay, in bytes or as text ("8 MiB"); None: the default of the meter.
         timeout: how long to wait for memory to come back, in seconds or as text ("2 min").
-        devices: names of the devices that count ("cuda:0"), None for all visible ones.
+        devices: which devices count, such as 0, "cuda:1" or a list; None for all visible ones.
         strict: whether memory that cannot be measured is an error too.
 
     Raises:
         GpuMemoryLeakError: memory stayed, with the numbers; or, if ``strict``, it could not be measured. An exception
             from inside the block goes first: nothing is checked then.
-        ValueError: a size or time cannot be parsed, or a device is not visible.
+        ValueError: a size, time or device cannot be parsed, or a device is not visible.
     """
     instrument.install()
     check = ReleaseCheck(
         tolerance=None if tolerance is None else parse_size(tolerance),
         timeout=parse_duration(timeout),
-        devices=devices,
+        devices=None if devices is None else parse_devices(devices),
     )
     known = {handle.number for handle in registry.handles()}
     yield check

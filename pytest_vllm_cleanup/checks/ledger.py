@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
-from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State
 from pytest_vllm_cleanup.memory import HOST, Adjustment, Gauge, Grants, Reading, Snapshot
 from pytest_vllm_cleanup.memory.expectation import context_bytes
 from pytest_vllm_cleanup.memory.units import MIB
@@ -27,12 +29,14 @@ class Entry:
         before: readings before it was built.
         footprint: what building it added, by device.
         live: whether it is still open.
+        remains: weak references to the parts of one whose constructor raised; the exception's frames hold them.
     """
 
     owner_is_test: bool
     before: Snapshot
     footprint: dict[str, Adjustment] = field(default_factory=dict)
     live: bool = True
+    remains: tuple[weakref.ref[Any], ...] = ()
 
 
 class Ledger:
@@ -42,6 +46,7 @@ class Ledger:
         self._gauge = gauge
         self._entries: dict[int, Entry] = {}
         self._kinds_seen: set[str] = set()
+        self._ungranted: list[Entry] = []
         self._granted = 0
         self._contexts: dict[str, int] = {}
 
@@ -60,7 +65,9 @@ class Ledger:
         if entry is None:
             return
         after = self._gauge.read()
-        entry.live = handle.state is not State.FAILED
+        if handle.state is State.FAILED:
+            entry.live = False
+            entry.remains = tuple(handle.parts.values())
         entry.footprint = {
             name: footprint(entry.before.get(name, Reading(device=name)), reading) for name, reading in after.items()
         }
@@ -74,7 +81,16 @@ class Ledger:
         kind = "child processes" if handle.in_process is False else "compiled" if handle.traces.hooks else "eager"
         if kind not in self._kinds_seen:
             self._kinds_seen.add(kind)
-            self._grant_residue(entry, handle.report)
+            if handle.report is not None and (entry.remains or not handle.report.alive):
+                self._ungranted.append(entry)
+                self.grant_residues()
+
+    def grant_residues(self) -> None:
+        """Grant what the first engines left; of one that failed to start as soon as nobody holds its exception."""
+        for entry in list(self._ungranted):
+            if all(part() is None for part in entry.remains):
+                self._ungranted.remove(entry)
+                self._grant_residue(entry)
 
     def grant_imports(self, baseline: Snapshot, first: int) -> None:
         """Grant what imports took between a baseline and the first engine after it."""
@@ -102,21 +118,26 @@ class Ledger:
         """
         total: dict[str, Adjustment] = {}
         for number, entry in self._entries.items():
-            if entry.live and not entry.owner_is_test:
-                if number not in live_at_start:
-                    _add(total, entry.footprint, 1)
-                _add(total, {name: _working(adjustment) for name, adjustment in entry.footprint.items()}, 1)
+            if entry.live and not entry.owner_is_test and number not in live_at_start:
+                _add(total, entry.footprint, 1)
             elif not entry.live and number in live_at_start:
                 _add(total, entry.footprint, -1)
         return total
 
     def grants(self, snapshot: Snapshot, granted_at_start: int) -> dict[str, Grants]:
         """Return what this process may keep on each device."""
-        grants = {}
-        for name in snapshot:
-            host = self._granted - granted_at_start if name == HOST else 0
-            grants[name] = Grants(context=self._contexts.get(name), host=host)
-        return grants
+        working: dict[str, Adjustment] = {}
+        for entry in self._entries.values():
+            if entry.live and not entry.owner_is_test:
+                _add(working, {name: _working(adjustment) for name, adjustment in entry.footprint.items()}, 1)
+        return {
+            name: Grants(
+                context=self._contexts.get(name),
+                host=self._granted - granted_at_start if name == HOST else 0,
+                working=working.get(name, Adjustment()),
+            )
+            for name in snapshot
+        }
 
     def learn_contexts(self, snapshot: Snapshot) -> None:
         """Remember what this process's context takes on each device, as measured at its first use."""
@@ -125,9 +146,9 @@ class Ledger:
             if size and name not in self._contexts:
                 self._contexts[name] = size
 
-    def _grant_residue(self, entry: Entry, report: CloseReport | None) -> None:
+    def _grant_residue(self, entry: Entry) -> None:
         after = self._gauge.read()
-        if HOST in after and report is not None and not report.alive:
+        if HOST in after:
             self._granted += min(max(0, _host_bytes(after) - _host_bytes(entry.before)), FIRST_ENGINE_LIMIT)
 
 
@@ -140,11 +161,12 @@ def footprint(before: Reading, after: Reading) -> Adjustment:
     if (earlier := context_bytes(before)) and (later := context_bytes(after)):
         below = later - earlier
     allocated = (after.allocated or 0) - (before.allocated or 0)
+    children = 0
     if after.children is not None:
         children = after.children - (before.children or 0)
-    else:
+    elif after.used is not None and before.used is not None:
         # Processes are hidden (in containers): what is not this process's allocator's is the engine's.
-        children = (after.used or 0) - (before.used or 0) - ((after.reserved or 0) - (before.reserved or 0))
+        children = after.used - before.used - ((after.reserved or 0) - (before.reserved or 0))
     return Adjustment(allocated=allocated, children=children, below=below)
 
 

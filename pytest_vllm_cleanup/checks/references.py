@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterator
+from types import TracebackType
 
 import pytest
 
 
-def release(item: pytest.Item) -> None:
-    """Let go of the exception that a test raised, the locals in its frames, and the fixtures' values.
+def release(item: pytest.Item, errors: list[BaseException]) -> None:
+    """Let go of what a test raised, the locals in its frames, the fixtures' values, and its class instance.
 
-    Only after the reports of setup and call are made, so nothing that the user reads is lost. Never under a debugger.
+    Only after the reports of these failures are made, so nothing that the user reads is lost. Never under a debugger.
+
+    Args:
+        item: the test.
+        errors: what failed its phases, beside what pytest left in ``sys``.
     """
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for error in (*errors, *([] if last is None else [last])):
         for linked in chain(error):
-            if linked.__traceback__ is not None:
-                traceback.clear_frames(linked.__traceback__)
+            _clear_frames(linked.__traceback__)
     for name in ("last_exc", "last_value", "last_type", "last_traceback"):
         if hasattr(sys, name):
             delattr(sys, name)
     funcargs = getattr(item, "funcargs", None)
     if funcargs:
         funcargs.clear()
+    if isinstance(item.parent, pytest.Class):
+        # Each test has its own instance; pytest keeps it to the end of the session, and makes a new one when asked.
+        vars(item).pop("_instance", None)
+        vars(item).pop("_obj", None)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -38,3 +45,16 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         waiting += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
+
+
+def _clear_frames(trace: TracebackType | None) -> None:
+    while trace is not None:
+        frame = trace.tb_frame
+        try:
+            frame.clear()
+        except RuntimeError:  # still running
+            pass
+        else:
+            # Whoever shows locals leaves a copy of them in the frame (before Python 3.13); looking again empties it.
+            _ = frame.f_locals
+        trace = trace.tb_next

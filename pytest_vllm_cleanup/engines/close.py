@@ -27,9 +27,10 @@ def close_engine(engine: Any) -> CloseReport:
         TypeError: the object is not an engine.
     """
     inner = shells.own(engine, "llm_engine") or engine
+    kind = _kind_of(inner)
     handle = registry.of_engine(inner)
     if handle is None:
-        handle = _adopt(inner)
+        handle = _adopt(kind, inner)
     return close_handle(handle)
 
 
@@ -71,8 +72,7 @@ def vllm_engine(model: str | None = None, **arguments: Any) -> Iterator[Any]:
         drain.release_unreleased()
 
 
-def _adopt(engine: Any) -> EngineHandle:
-    """Make a record for an engine that was built before constructors were watched."""
+def _kind_of(engine: Any) -> str:
     kinds = [base.__name__ for base in type(engine).__mro__ if base.__module__.startswith("vllm.v1.engine")]
     kind = next((name for name in kinds if name in ("LLMEngine", "AsyncLLM")), None)
     if kind is None:
@@ -80,6 +80,11 @@ def _adopt(engine: Any) -> EngineHandle:
             f"close_engine() takes an LLM, LLMEngine or AsyncLLM of vLLM, not {type(engine).__module__}."
             f"{type(engine).__qualname__}"
         )
+    return kind
+
+
+def _adopt(kind: str, engine: Any) -> EngineHandle:
+    """Make a record for an engine that was built before constructors were watched."""
     instrument.install()
     handle = registry.begin(kind)
     instrument.record(handle, engine)

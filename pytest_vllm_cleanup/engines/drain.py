@@ -26,7 +26,9 @@ def drain(handle: EngineHandle) -> CloseReport:
     Returns:
         what each step did. Steps that fail are reported there; the next one runs all the same.
     """
-    report = take_apart(handle)
+    # One that failed to start was taken apart at once, and its shells are empty.
+    report = take_apart(handle) if handle.report is None else handle.report
+    handle.state = State.CLOSING
     run = _Steps(report)
     run("part from the engine object", _sever, handle)
     _release_process_state(handle, run)
@@ -90,8 +92,14 @@ def _with_parts(handle: EngineHandle, action: Callable[[dict[str, Any]], None]) 
 def release_hooks(handle: EngineHandle) -> None:
     """Remove the engine's bytecode hooks. Must precede vLLM's own shutdown, whoever calls it."""
     finalizer = shells.own(handle.part("engine"), "_finalizer")
-    if finalizer is not None:
-        finalizer()  # vLLM's own (0.24 on), which until it has run keeps the model in 0.24 and 0.26
+    try:
+        if finalizer is not None:
+            finalizer()  # vLLM's own (0.24 on), which until it has run keeps the model in 0.24 and 0.26
+    finally:
+        _remove_hooks(handle)
+
+
+def _remove_hooks(handle: EngineHandle) -> None:
     keys = handle.traces.hooks
     config = shells.own(handle.part("engine"), "vllm_config") or shells.own(handle.part("core"), "vllm_config")
     if config is not None:
@@ -101,12 +109,13 @@ def release_hooks(handle: EngineHandle) -> None:
 
 def _shut_down(handle: EngineHandle) -> None:
     client = shells.own(handle.part("engine"), "engine_core")
-    target = client if client is not None else handle.part("core")
-    if target is not None:
+    if client is not None:
         # Siblings are protected in the wrapper around EngineCore.shutdown, so that a user's own call is safe too.
-        target.shutdown()
+        client.shutdown()
     elif (executor := handle.part("executor")) is not None:
-        executor.shutdown()
+        # The constructor failed. A core that is half built cannot be shut down: it misses what it ends first.
+        with siblings.during_shutdown(handle):
+            executor.shutdown()
 
 
 def _clear_graphs(handle: EngineHandle) -> None:

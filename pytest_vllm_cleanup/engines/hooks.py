@@ -52,17 +52,18 @@ def remove_hooks(keys: Collection[int]) -> int:
     The wrapper's own ``cleanup()`` goes first (releases from 0.24 store the handle); the table entry is deleted
     where the release kept no handle. A key whose hook belongs to somebody else is left alone.
     """
-    removed = 0
-    for key in engine_hook_keys(keys):
-        _remove(key)
-        removed += 1
-    return removed
+    ours = engine_hook_keys(keys)
+    try:
+        for key in ours:
+            _clean_up(key)
+    finally:
+        for key in ours:
+            _table().pop(key, None)
+    return len(ours)
 
 
-def _remove(key: int) -> None:
+def _clean_up(key: int) -> None:
     # A function of its own, so that no loop variable keeps a bound method, and through it a model, alive.
-    table = _table()
-    cleanup = getattr(getattr(table.get(key), "__self__", None), "cleanup", None)
+    cleanup = getattr(getattr(_table().get(key), "__self__", None), "cleanup", None)
     if callable(cleanup):
         cleanup()
-    table.pop(key, None)

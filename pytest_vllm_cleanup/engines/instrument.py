@@ -55,8 +55,7 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
     drain.release_unreleased()
     handle = registry.begin(type(instance).__name__)
     before = traces.look(_environ_before.get())
-    for listener in registry.listeners:
-        listener.before_build(handle)
+    registry.tell("before_build", handle)
     try:
         with siblings.during_build(handle):
             wrapped(*args, **kwargs)
@@ -65,8 +64,7 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
         _failed(handle, before, instance)
         raise
     finally:
-        for listener in registry.listeners:
-            listener.after_build(handle)
+        registry.tell("after_build", handle)
     record(handle, instance, before)
 
 
@@ -103,7 +101,7 @@ def _failed(handle: EngineHandle, before: traces.Before, engine: Any) -> None:
     handle.parts.update(shells.weak({"engine": engine, **parts}))
     if (core := parts.get("core")) is not None:
         registry.attach_core(handle, core)
-    drain.take_apart(handle)
+    handle.report = drain.take_apart(handle)
     handle.state = State.FAILED
 
 

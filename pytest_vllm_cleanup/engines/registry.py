@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_vllm_cleanup.engines import hooks
+from pytest_vllm_cleanup.engines.errors import EngineCleanupWarning
 from pytest_vllm_cleanup.engines.traces import Traces
 
 
@@ -102,7 +104,7 @@ class EngineHandle:
         graph_wrappers: weak set of its CUDA graph wrappers, None where the release has no register of them.
         sleeps: whether it was built with ``enable_sleep_mode``.
         failure: type and text of the exception that its constructor raised.
-        report: what closing it did, once it is closed.
+        report: what closing it did, once it is closed or, where its constructor raised, taken apart.
     """
 
     number: int
@@ -203,8 +205,19 @@ class Registry:
         handle.parts.clear()
         handle.graph_wrappers.clear()
         self._handles.remove(handle)
+        self.tell("after_close", handle)
+
+    def tell(self, event: str, handle: EngineHandle) -> None:
+        """Call a method of every listener. A bug there must not break the engine that is being built or closed."""
         for listener in self.listeners:
-            listener.after_close(handle)
+            try:
+                getattr(listener, event)(handle)
+            except Exception as problem:
+                warnings.warn(
+                    f"accounting for {handle} went wrong in pytest-vllm-cleanup ({type(problem).__name__}: {problem})",
+                    EngineCleanupWarning,
+                    stacklevel=2,
+                )
 
     @staticmethod
     def _collected(reference: weakref.ref[EngineHandle]) -> None:

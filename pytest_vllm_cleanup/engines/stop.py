@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -57,6 +58,7 @@ def end_processes(handle: EngineHandle) -> None:
             with suppress(psutil.NoSuchProcess):
                 end(process)
         survivors = _wait(survivors)
+    multiprocessing.active_children()  # fetches the exit status of those that have ended: none stays as a zombie
     if survivors:
         numbers = ", ".join(str(process.pid) for process in survivors)
         raise TimeoutError(f"still running after SIGKILL: {numbers}")

@@ -157,7 +157,12 @@ def restore_threads(traces: Traces) -> None:
     if traces.affinity and traces.affinity != _affinity():
         os.sched_setaffinity(0, traces.affinity)
     torch = sys.modules.get("torch")
-    if torch is not None and traces.threads is not None and traces.threads != torch.get_num_threads():
+    if torch is None or traces.threads is None:
+        return
+    if torch.set_num_threads.__module__.startswith("vllm."):
+        # vLLM's CPU platform switches it off for the whole process.
+        vars(torch)["set_num_threads"] = torch._C.set_num_threads
+    if traces.threads != torch.get_num_threads():
         torch.set_num_threads(traces.threads)
 
 

@@ -51,11 +51,13 @@ class Grants:
         overhead: What one test may add below or inside the allocator without a tensor to show for it:
             kernels are loaded at first use and stay loaded, and free blocks in use by halves stay reserved.
         host: One-off costs in host memory of the first engine (imports, compiled code).
+        working: By how much engines that live on may grow by working (workspaces, sampler buffers, kernels).
     """
 
     context: int | None = None
     overhead: int = 512 * MIB
     host: int = 0
+    working: Adjustment = Adjustment()
 
     @property
     def known_context(self) -> int:

@@ -93,9 +93,9 @@ class Case:
         if self.after.allocated is None:
             lost = self.baseline.allocated is not None
             return self.unknown("torch's allocator could not be read any more") if lost else None
-        before = self.baseline.allocated or 0
+        before, working = self.baseline.allocated or 0, self.grants.working.allocated
         return self.compare(
-            "allocator", _ALLOCATOR, before, self.after.allocated, self.expected.allocated, EXACT_TOLERANCE
+            "allocator", _ALLOCATOR, before, self.after.allocated, self.expected.allocated, EXACT_TOLERANCE, working
         )
 
     def cache(self) -> DeviceVerdict | None:
@@ -120,6 +120,7 @@ class Case:
             self.after.children,
             self.expected.children,
             EXACT_TOLERANCE,
+            self.grants.working.children,
         )
 
     def below(self) -> DeviceVerdict | None:
@@ -144,9 +145,9 @@ class Case:
         floor = 0 if self.baseline.reserved is None else self.grants.known_context
         reserved = self.reserved()
         before, after = max(self.baseline.used - reserved[0], floor), self.after.used - reserved[1]
-        allowed = 0
+        allowed = self.grants.working.children
         if self.after.reserved is not None:
-            allowed = self.grants.first_use if self.baseline.reserved is None else self.grants.overhead
+            allowed += self.grants.first_use if self.baseline.reserved is None else self.grants.overhead
         expected = self.expected.children + self.expected.below
         return self.compare("device", _DEVICE, before, after, expected, DEVICE_TOLERANCE, allowed)
 
@@ -177,7 +178,7 @@ class Case:
         if before is None or after is None:
             return None
         expected = self.expected.host + self.grants.host
-        return self.compare("host", _HOST, before, after, expected, HOST_TOLERANCE)
+        return self.compare("host", _HOST, before, after, expected, HOST_TOLERANCE, self.grants.working.host)
 
     def reserved(self) -> tuple[int, int]:
         """Return the allocator's share, before and after; of neither where it cannot be read any more."""

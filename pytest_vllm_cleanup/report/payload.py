@@ -9,9 +9,7 @@ from _pytest.outcomes import Failed
 
 from pytest_vllm_cleanup.checks import message
 from pytest_vllm_cleanup.checks.check import Result
-
-ATTRIBUTE = "vllm_cleanup"
-SECTION = "GPU memory"
+from pytest_vllm_cleanup.report.carried import ATTRIBUTE, SECTION
 
 
 class Leaked(Failed):
@@ -27,10 +25,13 @@ def attach(report: pytest.TestReport, result: Result, error: BaseException | Non
         error: what failed the teardown, None if nothing did.
     """
     data = as_data(report.nodeid, result)
-    data["only_leaked"] = isinstance(error, Leaked)
+    data["only_leaked"] = isinstance(error, Leaked) and result.leaked
     setattr(report, ATTRIBUTE, data)
     if isinstance(error, Leaked):
         report.longrepr = str(error)
+        # pytest takes any failure of a test marked xfail for the expected one, also in its teardown.
+        report.outcome = "failed"
+        vars(report).pop("wasxfail", None)
     if result.outcome != "released":
         report.sections.append((SECTION, message.evidence(result)))
 
@@ -57,12 +58,6 @@ def as_data(name: str, result: Result) -> dict[str, Any]:
             for device in result.verdict.devices
         ],
     }
-
-
-def data_of(report: pytest.TestReport) -> dict[str, Any] | None:
-    """Return what a report carries, None if its test was not checked."""
-    data: dict[str, Any] | None = getattr(report, ATTRIBUTE, None)
-    return data
 
 
 def failure(name: str, result: Result, *, strict: bool) -> str | None:

@@ -7,16 +7,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from packaging.version import Version
+
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_engine
 from pytest_vllm_cleanup.engines.drain import release_unreleased
-from pytest_vllm_cleanup.engines.errors import EngineClosedError
+from pytest_vllm_cleanup.engines.errors import EngineClosedError, UnsupportedVllmError
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import CloseReport
-from pytest_vllm_cleanup.engines.release import require_vllm
+from pytest_vllm_cleanup.engines.release import installed_release, require_vllm
 from pytest_vllm_cleanup.memory import HOST, Reading
 from pytest_vllm_cleanup.memory.units import parse_size
 from pytest_vllm_cleanup.runners.budget import engine_arguments
+
+# The first release whose CPU worker takes kv_cache_memory_bytes.
+_CPU_BUDGETS = Version("0.20")
 
 Prompt: TypeAlias = str | Sequence[int] | dict[str, Any]
 Texts: TypeAlias = tuple[list[list[int]], list[str]]
@@ -129,6 +134,12 @@ class VllmRunner:
 def _devices_of(arguments: dict[str, Any]) -> list[Reading]:
     snapshot = current_gauge().read()
     if HOST in snapshot:
+        release = installed_release()
+        if release is not None and release < _CPU_BUDGETS:
+            raise UnsupportedVllmError(
+                f"max_memory on the CPU needs vLLM {_CPU_BUDGETS} or later, {release} is installed: older ones size "
+                "the KV cache by the environment variable VLLM_CPU_KVCACHE_SPACE alone."
+            )
         return [snapshot[HOST]]
     ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
     return [reading for _, reading in sorted(snapshot.items(), key=lambda pair: int(pair[0].rpartition(":")[2]))][

@@ -58,7 +58,9 @@ def test_free_memory_in_a_fragmented_heap_is_handed_back_to_the_machine():
 def test_clean_pages_of_a_mapped_file_do_not_count(tmp_path):
     # Torch's libraries are such pages: who else maps them decides whether the USS has them.
     file = tmp_path / "library"
-    file.write_bytes(b"x" * (64 * MIB))
+    with file.open("wb") as opened:
+        opened.write(b"x" * (64 * MIB))
+        os.fsync(opened.fileno())
     before, uss_before = read().own, psutil.Process().memory_full_info().uss
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as pages:
         assert sum(pages[offset] for offset in range(0, len(pages), 4096)) > 0

@@ -107,6 +107,21 @@ def test_a_leak_beside_an_engine_that_lives_on_is_seen():
     assert verdict.stayed == GIB
 
 
+@pytest.mark.parametrize(("grew", "outcome"), [(60 * MIB, "released"), (65 * MIB, "leaked")])
+def test_an_engine_that_lives_on_may_grow_a_little_by_working(grew, outcome):
+    grants = Grants(working=Adjustment(allocated=64 * MIB))
+    verdict = judge(in_process(14 * GIB), in_process(14 * GIB + grew), grants=grants)
+    assert verdict.outcome == outcome
+    assert (verdict.stayed, verdict.tolerance) == (grew, 64 * MIB)
+
+
+def test_a_child_engine_that_lives_on_may_load_kernels():
+    grants = Grants(working=Adjustment(children=256 * MIB))
+    before = in_child(children=14 * GIB)
+    assert judge(before, in_child(children=14 * GIB + 200 * MIB), grants=grants).outcome == "released"
+    assert said(judge(before, in_child(children=15 * GIB), grants=grants)) == ("leaked", "processes")
+
+
 def test_what_a_leaving_engine_of_wider_scope_keeps_is_seen():
     before = in_process(allocated=14 * GIB)
     gone = Adjustment(allocated=-14 * GIB)
@@ -390,6 +405,12 @@ def test_one_off_costs_of_the_first_engine_are_granted_on_the_host():
     grants = Grants(host=900 * MIB)
     assert judge(host(GIB), host(GIB + 900 * MIB), grants=grants).outcome == "released"
     assert judge(host(GIB), host(GIB + 1000 * MIB), grants=grants).outcome == "leaked"
+
+
+def test_an_engine_on_the_host_that_lives_on_may_grow_a_little_by_working():
+    grants = Grants(working=Adjustment(host=256 * MIB))
+    assert judge(host(GIB), host(GIB + 200 * MIB), grants=grants).outcome == "released"
+    assert judge(host(GIB), host(GIB + 300 * MIB), grants=grants).stayed == 300 * MIB
 
 
 def test_an_engine_on_the_host_that_lives_on_is_not_charged():

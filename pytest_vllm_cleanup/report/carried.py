@@ -1,0 +1,16 @@
+"""Where a test report carries its result. Light: the controller of every pytest-xdist run imports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ATTRIBUTE = "vllm_cleanup"
+SECTION = "GPU memory"
+
+
+def data_of(report: pytest.TestReport) -> dict[str, Any] | None:
+    """Return what a report carries, None if its test was not checked."""
+    data: dict[str, Any] | None = getattr(report, ATTRIBUTE, None)
+    return data

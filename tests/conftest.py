@@ -1,0 +1,5 @@
+"""For all tests of this project."""
+
+from __future__ import annotations
+
+pytest_plugins = ["pytester"]
