@@ -46,17 +46,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Watch the tests if one of them is checked or builds engines; else this plugin is done."""
     with guarded("starting to watch the tests"):
         check_all = session.config.stash[SETTINGS].check == "all"
-        if (check_all and session.items) or any(_concerns_us(item) for item in session.items):
+        if (check_all and session.items) or _anything_for_us(session.items):
             from pytest_vllm_cleanup.monitor import activate
 
             activate(session.config)
             _show_leaks(session.config)
 
 
-def _concerns_us(item: pytest.Item) -> bool:
-    if not ENGINE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-        return True
-    return any(mark.name in markers.MARKERS for mark in item.iter_markers())
+def _anything_for_us(items: list[pytest.Item]) -> bool:
+    # Suites of many thousand tests pass here: parents are looked at once, not once for each of their tests.
+    seen: dict[object, bool] = {}
+    return any(
+        _is_marked(item)
+        or _has_marked_parent(item, seen)
+        or not ENGINE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        for item in items
+    )
+
+
+def _is_marked(node: pytest.Item | pytest.Collector) -> bool:
+    return any(mark.name in markers.MARKERS for mark in node.own_markers)
+
+
+def _has_marked_parent(node: pytest.Item | pytest.Collector, seen: dict[object, bool]) -> bool:
+    parent = node.parent
+    if not isinstance(parent, pytest.Collector):
+        return False
+    if parent not in seen:
+        seen[parent] = _is_marked(parent) or _has_marked_parent(parent, seen)
+    return seen[parent]
 
 
 def _show_leaks(config: pytest.Config) -> None:

@@ -213,11 +213,15 @@ class Registry:
             try:
                 getattr(listener, event)(handle)
             except Exception as problem:
-                warnings.warn(
-                    f"accounting for {handle} went wrong in pytest-vllm-cleanup ({type(problem).__name__}: {problem})",
-                    EngineCleanupWarning,
-                    stacklevel=2,
-                )
+                with warnings.catch_warnings():
+                    # Where warnings are errors, this one would break the engine after all.
+                    warnings.simplefilter("always", EngineCleanupWarning)
+                    warnings.warn(
+                        f"accounting for {handle} went wrong in pytest-vllm-cleanup "
+                        f"({type(problem).__name__}: {problem})",
+                        EngineCleanupWarning,
+                        stacklevel=2,
+                    )
 
     @staticmethod
     def _collected(reference: weakref.ref[EngineHandle]) -> None:

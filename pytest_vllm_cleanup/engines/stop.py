@@ -100,6 +100,7 @@ def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE  # a zombie's memory is gone
+        # A zombie's memory is gone, unless it is only the first thread that has ended.
+        return bool(process.is_running()) and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False

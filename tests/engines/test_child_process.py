@@ -37,11 +37,14 @@ class Owner:
 
 def _processes() -> list[psutil.Process]:
     """Return all our processes but Python's own helper, which stays."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())
-    ]
+    return [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.ZombieProcess:
+        return False  # one that nobody has fetched counts as left
 
 
 def closing(model: str, held: bool) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
 ENGINE = """
 from contextlib import contextmanager
 from pytest_vllm_cleanup.engines.registry import CloseReport, State, registry
-
-pytestmark = pytest.mark.usefixtures("hasty")
 
 class Engine:
     def __init__(self, size=512 * MIB, kind="LLMEngine"):
