@@ -84,7 +84,7 @@ class Monitor:
     # The life of one test
 
     # No wrapper: one that raises before its yield leaves pytest's own wrappers unentered, and their teardown fails.
-    @pytest.hookimpl(tryfirst=True)
+    # Not the first either: a test that is skipped may name devices that this machine does not have.
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._item, self._phase = item, "setup"  # until the next phase
         problem = self._begin(item)
@@ -156,14 +156,22 @@ class Monitor:
         if check is None:
             return None
         del item.stash[_CHECK]
+        errors = item.stash[_ERRORS]
+        del item.stash[_ERRORS]
         result = None
-        with guarded(f"checking {item.nodeid}"):
+
+        def let_go() -> None:
             if not self._debugging:
-                references.release(item, item.stash[_ERRORS])
-            del item.stash[_ERRORS]
+                references.release(item, errors)
+                errors.clear()
+
+        with guarded(f"checking {item.nodeid}"):
+            # Only where it matters: hooks of others may still look at the fixtures' values.
+            if registry.made_by(item.nodeid) or registry.unreleased():
+                let_go()
             release_unreleased()
             abandoned = _still_alive(item)
-            result = check.finish(abandoned)
+            result = check.finish(abandoned, let_go)
             item.stash[_RESULT] = result
             payload.record_properties(item, result)
             for handle in abandoned:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import sys
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import pytest
+
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_YIELDS = {dis.opmap[name] for name in ("YIELD_VALUE", "YIELD_FROM") if name in dis.opmap}
 
 
 def release(item: pytest.Item, errors: list[BaseException]) -> None:
@@ -51,10 +56,22 @@ def _clear_frames(trace: TracebackType | None) -> None:
     while trace is not None:
         frame = trace.tb_frame
         try:
-            frame.clear()
+            if not _is_suspended(frame, trace.tb_lasti):
+                frame.clear()
         except RuntimeError:  # still running
             pass
         else:
             # Whoever shows locals leaves a copy of them in the frame (before Python 3.13); looking again empties it.
             _ = frame.f_locals
         trace = trace.tb_next
+
+
+def _is_suspended(frame: FrameType, raised_at: int) -> bool:
+    """Whether a generator goes on after it has caught what it raised, as a fixture does that yields later.
+
+    Up to Python 3.12, clearing its frame would close it.
+    """
+    if not frame.f_code.co_flags & _GENERATORS or frame.f_lasti == raised_at:
+        return False
+    # Python 3.10 stands one instruction before an await.
+    return not _YIELDS.isdisjoint(frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 3 : 2])

@@ -28,6 +28,7 @@ def close_engine(engine: Any) -> CloseReport:
     """
     inner = shells.own(engine, "llm_engine") or engine
     kind = _kind_of(inner)
+    instrument.install()
     handle = registry.of_engine(inner)
     if handle is None:
         handle = _adopt(kind, inner)
@@ -84,8 +85,7 @@ def _kind_of(engine: Any) -> str:
 
 
 def _adopt(kind: str, engine: Any) -> EngineHandle:
-    """Make a record for an engine that was built before constructors were watched."""
-    instrument.install()
+    """Make a record for an engine that was built unseen."""
     handle = registry.begin(kind)
     instrument.record(handle, engine)
     return handle

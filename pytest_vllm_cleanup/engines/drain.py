@@ -65,7 +65,10 @@ def release_unreleased() -> list[EngineHandle]:
     """
     released = registry.unreleased()
     for handle in released:
-        drain(handle)
+        if handle.in_process is False and handle.state is State.DROPPED:
+            stop.stop(handle)  # its own finalizer has asked its processes to end
+        else:
+            drain(handle)
     return released
 
 
@@ -108,10 +111,12 @@ def _remove_hooks(handle: EngineHandle) -> None:
 
 
 def _shut_down(handle: EngineHandle) -> None:
-    client = shells.own(handle.part("engine"), "engine_core")
+    client, core = shells.own(handle.part("engine"), "engine_core"), handle.part("core")
+    # Siblings are protected in the wrapper around EngineCore.shutdown, so that a user's own call is safe too.
     if client is not None:
-        # Siblings are protected in the wrapper around EngineCore.shutdown, so that a user's own call is safe too.
         client.shutdown()
+    elif shells.own(core, "scheduler") is not None:
+        core.shutdown()  # type: ignore[union-attr]  # the engine object is gone already
     elif (executor := handle.part("executor")) is not None:
         # The constructor failed. A core that is half built cannot be shut down: it misses what it ends first.
         with siblings.during_shutdown(handle):

@@ -6,9 +6,10 @@ vLLM is imported. vLLM is not imported for it; a process that never imports vLLM
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +17,7 @@ import wrapt
 
 from pytest_vllm_cleanup.engines import drain, shells, siblings, traces
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
+from pytest_vllm_cleanup.guard import guarded
 
 _ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
 _CORE = ("vllm.v1.engine.core", "EngineCore")
@@ -33,6 +35,27 @@ def install() -> None:
         _when_imported(module, f"{name}.from_engine_args", _configure)
         _when_imported(module, f"{name}.__init__", _construct)
     _when_imported(_CORE[0], f"{_CORE[1]}.shutdown", _shut_down_core)
+    with guarded("looking for engines that were built before"):
+        for engine in _existing():
+            record(registry.begin(type(engine).__name__), engine)
+
+
+def _existing() -> list[Any]:
+    """Return the engines of this process. One built by a conftest would die with the process groups of the next."""
+    modules = [(sys.modules.get(module), name) for module, name in _ENGINES]
+    classes = [getattr(module, name) for module, name in modules if hasattr(module, name)]
+    if not classes:
+        return []
+    gc.unfreeze()  # vLLM froze the engine out of sight
+    # By the identity of its type: comparing, or isinstance(), would run code of objects that are none of our business.
+    kinds = {id(kind) for base in classes for kind in _with_subclasses(base)}
+    return [thing for thing in gc.get_objects() if id(type(thing)) in kinds]
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def _when_imported(module: str, target: str, wrapper: Callable[..., Any]) -> None:
@@ -52,20 +75,24 @@ def _configure(wrapped: Callable[..., Any], _class: Any, args: tuple[Any, ...], 
 
 
 def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    drain.release_unreleased()
+    before = None
+    with guarded("looking before an engine is built"):
+        drain.release_unreleased()  # while the new one does not count as a live sibling yet
+        before = traces.look(_environ_before.get())
     handle = registry.begin(type(instance).__name__)
-    before = traces.look(_environ_before.get())
     registry.tell("before_build", handle)
     try:
         with siblings.during_build(handle):
             wrapped(*args, **kwargs)
     except BaseException as problem:
         handle.failure = f"{type(problem).__name__}: {problem}"
-        _failed(handle, before, instance)
+        with guarded(f"taking {handle} apart, which failed to start"):
+            _failed(handle, before, instance)
         raise
     finally:
         registry.tell("after_build", handle)
-    record(handle, instance, before)
+    with guarded(f"recording {handle}"):
+        record(handle, instance, before)
 
 
 def record(handle: EngineHandle, engine: Any, before: traces.Before | None = None) -> None:
@@ -92,10 +119,12 @@ def record(handle: EngineHandle, engine: Any, before: traces.Before | None = Non
     handle.state = State.LIVE
 
 
-def _failed(handle: EngineHandle, before: traces.Before, engine: Any) -> None:
+def _failed(handle: EngineHandle, before: traces.Before | None, engine: Any) -> None:
     # The exception's frames hold the half-built engine as long as anybody holds the exception. So it is taken
     # apart now; what needs those frames gone (collection, caches) follows at the next safe moment.
-    handle.traces = traces.difference(before)
+    handle.state = State.FAILED
+    if before is not None:
+        handle.traces = traces.difference(before)
     parts = shells.chain_in_traceback(sys.exc_info()[2])
     handle.in_process = bool(parts)
     handle.parts.update(shells.weak({"engine": engine, **parts}))

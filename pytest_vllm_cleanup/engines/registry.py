@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_vllm_cleanup.engines import hooks
-from pytest_vllm_cleanup.engines.errors import EngineCleanupWarning
 from pytest_vllm_cleanup.engines.traces import Traces
+from pytest_vllm_cleanup.guard import guarded
 
 
 class State(Enum):
@@ -210,18 +209,8 @@ class Registry:
     def tell(self, event: str, handle: EngineHandle) -> None:
         """Call a method of every listener. A bug there must not break the engine that is being built or closed."""
         for listener in self.listeners:
-            try:
+            with guarded(f"accounting for {handle}"):
                 getattr(listener, event)(handle)
-            except Exception as problem:
-                with warnings.catch_warnings():
-                    # Where warnings are errors, this one would break the engine after all.
-                    warnings.simplefilter("always", EngineCleanupWarning)
-                    warnings.warn(
-                        f"accounting for {handle} went wrong in pytest-vllm-cleanup "
-                        f"({type(problem).__name__}: {problem})",
-                        EngineCleanupWarning,
-                        stacklevel=2,
-                    )
 
     @staticmethod
     def _collected(reference: weakref.ref[EngineHandle]) -> None:

@@ -34,12 +34,10 @@ def corrupt_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def failing_build(model: str, arguments: dict[str, Any], interrupted: bool, good: str) -> dict[str, Any]:
     """Fail to build an engine; measure while the exception is held, and after it was dropped; build a good one."""
     tools.warm_up(good)
-    memory, held = tools.private_mib(), None
-    with _interrupted() if interrupted else contextlib.nullcontext():
-        try:
-            tools.build(model, **arguments)
-        except BaseException as problem:
-            held = problem
+    _fail(model, arguments, interrupted)  # loads the compilers that a warm-up served from a cache did not need
+    release_unreleased()
+    memory = tools.private_mib()
+    held = _fail(model, arguments, interrupted)
     seen: dict[str, Any] = {"error": f"{type(held).__name__}: {held}", "hooks": tools.hooks()}
     seen["step errors"] = [error for handle in release_unreleased() if handle.report for error in handle.report.errors]
     seen["held"] = tools.private_mib() - memory
@@ -52,6 +50,15 @@ def failing_build(model: str, arguments: dict[str, Any], interrupted: bool, good
     seen["errors"] = close_engine(llm).errors
     seen["hooks in the end"] = tools.hooks()
     return seen
+
+
+def _fail(model: str, arguments: dict[str, Any], interrupted: bool) -> BaseException | None:
+    with _interrupted() if interrupted else contextlib.nullcontext():
+        try:
+            tools.build(model, **arguments)
+        except BaseException as problem:
+            return problem
+    return None
 
 
 @contextlib.contextmanager
