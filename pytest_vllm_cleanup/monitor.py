@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from pytest_vllm_cleanup import markers
 from pytest_vllm_cleanup.checks import references
-from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDeviceError
+from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDeviceError, current_ledger
 from pytest_vllm_cleanup.config import Settings
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_handle
@@ -44,8 +44,16 @@ class Monitor:
         self._item: pytest.Item | None = None
         self._phase = ""
         self._fixtures: list[tuple[str, str, pytest.FixtureRequest]] = []
+        self._wider: dict[object, Owner] = {}  # by definition of the fixture
+        self._accounts: dict[object, int] = {}  # likewise: numbers in the ledger
+        self._late: list[Callable[[], None]] = []
+        self._ended: set[Owner] = set()  # in the running test's teardown
         instrument.install()
+        self._owner_outside = registry.owner
         registry.owner = self.owner
+
+    def pytest_unconfigure(self) -> None:
+        registry.owner = self._owner_outside  # this run may be one inside another, of a test of a plugin
 
     # Who is running
 
@@ -66,7 +74,10 @@ class Monitor:
         if self._fixtures:
             self._fixtures[-1][2].addfinalizer(finalizer)
         elif self._item is not None:
-            self._item.addfinalizer(finalizer)
+            try:
+                self._item.addfinalizer(finalizer)
+            except AssertionError:  # pytest has not begun to set the test up, or has torn it down
+                self._late.append(finalizer)
         else:
             return False
         return True
@@ -77,9 +88,32 @@ class Monitor:
     ) -> Generator[None, object, object]:
         self._fixtures.append((fixturedef.argname, fixturedef.scope, request))
         try:
-            return (yield)
+            with self._accounted(fixturedef):
+                return (yield)
         finally:
             self._fixtures.pop()
+
+    @contextmanager
+    def _accounted(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
+        """Know the fixtures of wider scope: what they hold is no leak of the test for which they are set up."""
+        set_up = None
+        if fixturedef.scope != "function":
+            self._wider[fixturedef] = self.owner()
+            if self._item is not None and _CHECK in self._item.stash:
+                with guarded(f"measuring before fixture {fixturedef.argname}"):
+                    set_up = current_ledger().account_fixture()
+        yield
+        if set_up is not None:
+            with guarded(f"measuring after fixture {fixturedef.argname}"):
+                self._accounts[fixturedef] = set_up()
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[object]) -> None:
+        owner, number = self._wider.pop(fixturedef, None), self._accounts.pop(fixturedef, None)
+        if owner is not None:
+            self._ended.add(owner)
+        if number is not None:
+            with guarded(f"accounting for fixture {fixturedef.argname}"):
+                current_ledger().end_fixture(number)
 
     # The life of one test
 
@@ -87,6 +121,7 @@ class Monitor:
     # Not the first either: a test that is skipped may name devices that this machine does not have.
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._item, self._phase = item, "setup"  # until the next phase
+        self._ended.clear()
         problem = self._begin(item)
         if problem is not None:
             pytest.fail(problem, pytrace=False)
@@ -99,7 +134,12 @@ class Monitor:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         with self._running(item, "teardown"):
-            yield  # If it raises, the verdict waits for the report: until then its traceback keeps memory.
+            try:
+                yield  # If it raises, the verdict waits for the report: until then its traceback keeps memory.
+            finally:
+                while self._late:
+                    with guarded(f"closing an engine of {item.nodeid}"):
+                        self._late.pop()()
             result = self._finish(item)
         if result is not None:
             self._fail_if_leaked(item, result)
@@ -126,6 +166,8 @@ class Monitor:
     def _begin(self, item: pytest.Item) -> str | None:
         """Take the baseline. Return what is wrong with the test's marker, None if nothing is."""
         try:
+            if self._settings.check != "off":
+                current_ledger()  # from the first test on: an unchecked one may set up an engine for others
             requirement = self._requirement(item)
             if requirement is None:
                 return None
@@ -167,16 +209,17 @@ class Monitor:
 
         with guarded(f"checking {item.nodeid}"):
             # Only where it matters: hooks of others may still look at the fixtures' values.
-            if registry.made_by(item.nodeid) or registry.unreleased():
+            if registry.due(item.nodeid, self._ended) or registry.unreleased():
                 let_go()
             release_unreleased()
-            abandoned = _still_alive(item)
-            result = check.finish(abandoned, let_go)
-            item.stash[_RESULT] = result
-            payload.record_properties(item, result)
-            for handle in abandoned:
-                report = close_handle(handle)
-                result.notes.append(f"closed {handle} in {report.seconds:.1f} s, after the verdict")
+            abandoned = _still_alive(item, self._ended)
+            try:
+                result = check.finish(abandoned, let_go)
+                item.stash[_RESULT] = result
+                payload.record_properties(item, result)
+            finally:  # also where a timeout ends the waiting
+                notes = [_closed(handle) for handle in abandoned]
+            result.notes.extend(notes)
         return result
 
     def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
@@ -195,11 +238,15 @@ class Monitor:
             self._item, self._phase = None, ""
 
 
-def _still_alive(item: pytest.Item) -> tuple[EngineHandle, ...]:
-    """Return the engines of a test that outlive it, after everything that only cycles keep alive has been collected."""
-    if not registry.made_by(item.nodeid):
+def _closed(handle: EngineHandle) -> str:
+    return f"closed {handle} in {close_handle(handle).seconds:.1f} s, after the verdict"
+
+
+def _still_alive(item: pytest.Item, ended: Collection[Owner]) -> tuple[EngineHandle, ...]:
+    """Return the engines that outlive their owner, after everything that only cycles keep alive has been collected."""
+    if not registry.due(item.nodeid, ended):
         return ()
     gc.unfreeze()  # vLLM froze the engine's cycles out of the collector's sight
     gc.collect()
     release_unreleased()
-    return tuple(handle for handle in registry.made_by(item.nodeid) if handle.state is State.LIVE)
+    return tuple(handle for handle in registry.due(item.nodeid, ended) if handle.state is State.LIVE)

@@ -13,7 +13,7 @@ from pytest_vllm_cleanup.fixtures import (
     vllm_runner,
     vllm_runner_factory,
 )
-from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.stash import SETTINGS
 
 __all__ = ["assert_gpu_released", "gpu_memory", "vllm_runner", "vllm_runner_factory"]
@@ -25,8 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings.Settings()
-    with guarded("reading the settings"):
+    try:
         config.stash[SETTINGS] = settings.load(config)
+    except pytest.UsageError:
+        raise  # a wrong setting is the user's business
+    except Exception as problem:
+        warn("reading the settings", problem)
+    with guarded("describing the markers"):
         for line in markers.descriptions():
             config.addinivalue_line("markers", line)
     # The controller of pytest-xdist collects nothing, so it cannot know whether a leak will be reported to it.

@@ -7,16 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_vllm_cleanup.checks.ledger import Ledger
+from pytest_vllm_cleanup.checks.ledger import MANY_MODULES, Ledger
 from pytest_vllm_cleanup.engines.measure import current_gauge
-from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Settled, Snapshot, Verdict, judge_all, settle
 
 # An in-process figure moves only if we move it; memory of a process that ends comes back late and in one step.
 _FLAT_AFTER_IN_PROCESS = 0.4
 _FLAT_AFTER_ELSEWHERE = 3.0
-# Importing torch or vLLM takes hundreds of MiB of host memory for good, and some thousand modules.
-_MANY_MODULES = 100
 _GRAIN = 2**20  # bytes; host memory moves by single pages all the time
 _IN_PROCESS_REASONS = ("allocator", "allocator cache", "below allocator")
 
@@ -99,9 +97,7 @@ class ReleaseCheck:
         self._modules = len(sys.modules)
         self._host_is_blurred = False
 
-    def finish(
-        self, abandoned: tuple[EngineHandle, ...] = (), let_go: Callable[[], None] | None = None
-    ) -> Result:
+    def finish(self, abandoned: tuple[EngineHandle, ...] = (), let_go: Callable[[], None] | None = None) -> Result:
         """Compare. One reading if all is back; else garbage is collected, caches are flushed, and it is waited.
 
         Args:
@@ -147,7 +143,7 @@ class ReleaseCheck:
             self._counted(snapshot),
             tolerance=self._tolerance,
             expected=self._ledger.expected(self._live_at_start),
-            grants=self._ledger.grants(snapshot, self._granted_at_start),
+            grants=self._ledger.grants(snapshot, self._granted_at_start, self._live_at_start),
         )
 
     def _counted(self, snapshot: Snapshot) -> Snapshot:
@@ -175,7 +171,7 @@ class ReleaseCheck:
 
     def _account_for_imports(self) -> None:
         imported = len(sys.modules) - self._modules
-        if HOST not in self.baseline or imported < _MANY_MODULES:
+        if HOST not in self.baseline or imported < MANY_MODULES:
             return
         first_engine = self._ledger.first_since(self._newest_at_start)
         if first_engine is None:
@@ -202,6 +198,9 @@ def current_ledger() -> Ledger:
     if ledger is None:
         ledger = _ledgers[id(gauge)] = Ledger(gauge)
         registry.listeners.append(ledger)
+        for handle in registry.handles():
+            if handle.state is State.LIVE:
+                ledger.adopt(handle)
     return ledger
 
 

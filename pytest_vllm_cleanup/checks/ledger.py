@@ -1,9 +1,11 @@
-"""What engines that live on, or that left, change in the memory that a test may be charged with."""
+"""What engines and fixtures that live on, or that left, change in the memory that a test may be charged with."""
 
 from __future__ import annotations
 
+import sys
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State
@@ -18,17 +20,21 @@ FIRST_ENGINE_LIMIT = 384 * MIB
 # loaded kernels too. Nothing tells that growth from a leak of the test that made it work.
 WORKING_ALLOWANCE = 64 * MIB
 WORKING_ALLOWANCE_ELSEWHERE = 256 * MIB
+_UNKNOWN = Adjustment(allocated=1, children=1, host=1)
+# Importing torch or vLLM takes hundreds of MiB of host memory for good, and some thousand modules.
+MANY_MODULES = 100
 
 
 @dataclass
 class Entry:
-    """What the ledger knows of one engine.
+    """What the ledger knows of one engine, or of one fixture of wider scope.
 
     Attributes:
         owner_is_test: whether the engine has to be gone when the test that made it is over.
         before: readings before it was built.
-        footprint: what building it added, by device.
+        footprint: what building it added, by device; empty if nobody looked.
         live: whether it is still open.
+        is_engine: whether it may grow by working.
         remains: weak references to the parts of one whose constructor raised; the exception's frames hold them.
     """
 
@@ -36,6 +42,7 @@ class Entry:
     before: Snapshot
     footprint: dict[str, Adjustment] = field(default_factory=dict)
     live: bool = True
+    is_engine: bool = True
     remains: tuple[weakref.ref[Any], ...] = ()
 
 
@@ -54,6 +61,10 @@ class Ledger:
     def granted(self) -> int:
         """Bytes of host memory granted so far in this process for first engines and imports."""
         return self._granted
+
+    def adopt(self, handle: EngineHandle) -> None:
+        """Take in an engine that was built before anybody kept account."""
+        self._entries[handle.number] = Entry(handle.owner.is_test, {})
 
     def before_build(self, handle: EngineHandle) -> None:
         """Read what is in use before an engine is built."""
@@ -85,6 +96,34 @@ class Ledger:
                 self._ungranted.append(entry)
                 self.grant_residues()
 
+    def account_fixture(self) -> Callable[[], int]:
+        """Read what is in use before a fixture of wider scope is set up.
+
+        Returns:
+            to be called when it is set up: charges to it what that added beside engines, and returns its number, which
+            is negative.
+        """
+        before, known, modules = self._gauge.read(), frozenset(self._entries), len(sys.modules)
+
+        def is_set_up() -> int:
+            footprints = {}
+            for name, after in self._gauge.read().items():
+                if name == HOST and len(sys.modules) - modules >= MANY_MODULES:
+                    continue  # modules stay when the fixture goes
+                inside = [
+                    e.footprint.get(name, Adjustment()) for n, e in self._entries.items() if n not in known and e.live
+                ]
+                footprints[name] = _beside(footprint(before.get(name, Reading(device=name)), after), inside)
+            number = min(0, *self._entries) - 1 if self._entries else -1
+            self._entries[number] = Entry(False, before, footprints, is_engine=False)
+            return number
+
+        return is_set_up
+
+    def end_fixture(self, number: int) -> None:
+        """Note that a fixture of wider scope has been torn down."""
+        self._entries[number].live = False
+
     def grant_residues(self) -> None:
         """Grant what the first engines left; of one that failed to start as soon as nobody holds its exception."""
         for entry in list(self._ungranted):
@@ -99,7 +138,7 @@ class Ledger:
             self._granted += max(0, _host_bytes(entry.before) - _host_bytes(baseline))
 
     def live(self) -> frozenset[int]:
-        """Return the numbers of the engines that are open now."""
+        """Return the numbers of the engines and fixtures that are open now."""
         return frozenset(number for number, entry in self._entries.items() if entry.live)
 
     def first_since(self, number: int) -> int | None:
@@ -108,13 +147,13 @@ class Ledger:
 
     def newest(self) -> int:
         """Return the number of the newest engine, 0 if there has been none."""
-        return max(self._entries, default=0)
+        return max((0, *self._entries))
 
     def expected(self, live_at_start: frozenset[int]) -> dict[str, Adjustment]:
-        """Return by how much each device may differ from a baseline, because of engines of wider scope.
+        """Return by how much each device may differ from a baseline, because of what has a wider scope.
 
         Args:
-            live_at_start: the engines that were open when the baseline was taken.
+            live_at_start: the engines and fixtures that were open when the baseline was taken.
         """
         total: dict[str, Adjustment] = {}
         for number, entry in self._entries.items():
@@ -124,12 +163,21 @@ class Ledger:
                 _add(total, entry.footprint, -1)
         return total
 
-    def grants(self, snapshot: Snapshot, granted_at_start: int) -> dict[str, Grants]:
-        """Return what this process may keep on each device."""
+    def grants(
+        self, snapshot: Snapshot, granted_at_start: int, live_at_start: frozenset[int] = frozenset()
+    ) -> dict[str, Grants]:
+        """Return what this process may keep on each device.
+
+        Args:
+            snapshot: readings after the test.
+            granted_at_start: what was granted when the baseline was taken, in bytes.
+            live_at_start: what was open then; also an engine that an unchecked test left may work and grow.
+        """
         working: dict[str, Adjustment] = {}
-        for entry in self._entries.values():
-            if entry.live and not entry.owner_is_test:
-                _add(working, {name: _working(adjustment) for name, adjustment in entry.footprint.items()}, 1)
+        for number, entry in self._entries.items():
+            if entry.is_engine and entry.live and (number in live_at_start or not entry.owner_is_test):
+                footprints = entry.footprint or dict.fromkeys(snapshot, _UNKNOWN)
+                _add(working, {name: _working(adjustment) for name, adjustment in footprints.items()}, 1)
         return {
             name: Grants(
                 context=self._contexts.get(name),
@@ -164,10 +212,19 @@ def footprint(before: Reading, after: Reading) -> Adjustment:
     children = 0
     if after.children is not None:
         children = after.children - (before.children or 0)
+    elif before.reserved is None and after.reserved is not None and allocated > 0:
+        pass  # Processes are hidden, and CUDA came up in this one meanwhile: what is not a tensor may be its context.
     elif after.used is not None and before.used is not None:
         # Processes are hidden (in containers): what is not this process's allocator's is the engine's.
         children = after.used - before.used - ((after.reserved or 0) - (before.reserved or 0))
     return Adjustment(allocated=allocated, children=children, below=below)
+
+
+def _beside(total: Adjustment, inside: list[Adjustment]) -> Adjustment:
+    """Return what is left of a footprint without others; what setting up has freed is no debt."""
+    return Adjustment(
+        *(max(0, whole - sum(parts)) for whole, *parts in zip(*map(astuple, (total, *inside)), strict=True))
+    )
 
 
 def _host_bytes(snapshot: Snapshot) -> int:

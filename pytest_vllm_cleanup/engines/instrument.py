@@ -42,8 +42,8 @@ def install() -> None:
 
 def _existing() -> list[Any]:
     """Return the engines of this process. One built by a conftest would die with the process groups of the next."""
-    modules = [(sys.modules.get(module), name) for module, name in _ENGINES]
-    classes = [getattr(module, name) for module, name in modules if hasattr(module, name)]
+    found = [getattr(sys.modules.get(module), name, None) for module, name in _ENGINES]
+    classes = [kind for kind in found if isinstance(kind, type)]
     if not classes:
         return []
     gc.unfreeze()  # vLLM froze the engine out of sight
@@ -54,13 +54,16 @@ def _existing() -> list[Any]:
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for subclass in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for subclass in subclasses:
         yield from _with_subclasses(subclass)
 
 
 def _when_imported(module: str, target: str, wrapper: Callable[..., Any]) -> None:
     def patch(imported: Any) -> None:
-        wrapt.wrap_function_wrapper(imported, target, wrapper)
+        # In the middle of somebody's import: what is no vLLM but stands for one, or for a part of it, must not fail.
+        with guarded(f"watching {module}.{target}"):
+            wrapt.wrap_function_wrapper(imported, target, wrapper)
 
     wrapt.register_post_import_hook(patch, module)
 

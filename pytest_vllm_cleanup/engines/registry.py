@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -193,9 +193,14 @@ class Registry:
         """Return the engines that are gone but have not been drained: dropped, or failed while starting."""
         return [h for h in self.handles() if h.state in UNRELEASED]
 
-    def made_by(self, node: str) -> list[EngineHandle]:
-        """Return the open engines that the test ``node`` made and that must not outlive it, oldest first."""
-        return [h for h in self.handles() if h.owner.node == node and h.owner.is_test]
+    def due(self, node: str, ended: Collection[Owner]) -> list[EngineHandle]:
+        """Return the open engines that must not outlive the test ``node``, oldest first.
+
+        Args:
+            node: node id of the test.
+            ended: the fixtures of wider scope that ended with it.
+        """
+        return [h for h in self.handles() if (h.owner.node == node and h.owner.is_test) or h.owner in ended]
 
     def closed(self, handle: EngineHandle, report: CloseReport) -> None:
         """Record that an engine is closed, and forget all about it but the report."""

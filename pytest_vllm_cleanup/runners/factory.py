@@ -37,16 +37,25 @@ class RunnerFactory:
 
         A step that fails is shown as a warning; the other engines are closed all the same.
         """
+        errors: list[str] = []
         while self._runners:
-            self._close(self._runners[-1])
+            errors += _close(self._runners.pop())
         for handle in release_unreleased():
-            _warn(handle.report.errors if handle.report is not None else [])
+            errors += [] if handle.report is None else handle.report.errors
+        _warn(errors)  # last: where warnings are errors, the first one ends this
 
     def _close(self, runner: VllmRunner) -> None:
         if runner in self._runners:
             self._runners.remove(runner)
+        _warn(_close(runner))
+
+
+def _close(runner: VllmRunner) -> list[str]:
+    try:
         report = runner.close()
-        _warn(report.errors if report is not None else [])
+    except Exception as problem:  # what a test has put in the place of LLM is no engine
+        return [f"{type(problem).__name__}: {problem}"]
+    return [] if report is None else report.errors
 
 
 def _warn(errors: list[str]) -> None:

@@ -97,7 +97,7 @@ PLACES = [
     ("config", "Settings", "header"),
     ("config", "load"),
     ("markers", "descriptions"),
-    ("plugin", "_concerns_us"),
+    ("plugin", "_anything_for_us"),
     ("monitor", "activate"),
     ("monitor", "Monitor", "__init__"),
     ("monitor", "Monitor", "_requirement"),
