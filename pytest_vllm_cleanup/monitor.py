@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,8 +13,8 @@ from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDevice
 from pytest_vllm_cleanup.config import Settings
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_handle
-from pytest_vllm_cleanup.engines.drain import release_unreleased
-from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, State, registry
+from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
+from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.report import payload
 from pytest_vllm_cleanup.stash import SETTINGS
@@ -212,7 +211,7 @@ class Monitor:
             if registry.due(item.nodeid, self._ended) or registry.unreleased():
                 let_go()
             release_unreleased()
-            abandoned = _still_alive(item, self._ended)
+            abandoned = still_alive(registry.due(item.nodeid, self._ended))
             try:
                 result = check.finish(abandoned, let_go)
                 item.stash[_RESULT] = result
@@ -240,13 +239,3 @@ class Monitor:
 
 def _closed(handle: EngineHandle) -> str:
     return f"closed {handle} in {close_handle(handle).seconds:.1f} s, after the verdict"
-
-
-def _still_alive(item: pytest.Item, ended: Collection[Owner]) -> tuple[EngineHandle, ...]:
-    """Return the engines that outlive their owner, after everything that only cycles keep alive has been collected."""
-    if not registry.due(item.nodeid, ended):
-        return ()
-    gc.unfreeze()  # vLLM froze the engine's cycles out of the collector's sight
-    gc.collect()
-    release_unreleased()
-    return tuple(handle for handle in registry.due(item.nodeid, ended) if handle.state is State.LIVE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -10,8 +9,8 @@ from pytest_vllm_cleanup.checks import message
 from pytest_vllm_cleanup.checks.check import ReleaseCheck
 from pytest_vllm_cleanup.devices.names import parse_devices
 from pytest_vllm_cleanup.engines import instrument
-from pytest_vllm_cleanup.engines.drain import release_unreleased
-from pytest_vllm_cleanup.engines.registry import State, registry
+from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
+from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.memory.units import parse_duration, parse_size
 
 
@@ -50,13 +49,7 @@ def assert_gpu_released(
     known = {handle.number for handle in registry.handles()}
     yield check
     release_unreleased()
-    alive = tuple(handle for handle in registry.handles() if handle.number not in known)
-    if alive:
-        gc.unfreeze()
-        gc.collect()
-        release_unreleased()
-        alive = tuple(handle for handle in alive if handle.state is State.LIVE)
-    result = check.finish(alive)
+    result = check.finish(still_alive([handle for handle in registry.handles() if handle.number not in known]))
     if result.leaked:
         raise GpuMemoryLeakError(f"{message.sentence('the block', result)}\n{message.evidence(result)}")
     if strict and result.outcome == "unknown":

@@ -114,7 +114,7 @@ class Ledger:
                     e.footprint.get(name, Adjustment()) for n, e in self._entries.items() if n not in known and e.live
                 ]
                 footprints[name] = _beside(footprint(before.get(name, Reading(device=name)), after), inside)
-            number = min(0, *self._entries) - 1 if self._entries else -1
+            number = min((0, *self._entries)) - 1
             self._entries[number] = Entry(False, before, footprints, is_engine=False)
             return number
 
@@ -242,10 +242,5 @@ def _working(adjustment: Adjustment) -> Adjustment:
 
 def _add(total: dict[str, Adjustment], footprints: dict[str, Adjustment], sign: int) -> None:
     for name, adjustment in footprints.items():
-        signed = Adjustment(
-            allocated=sign * adjustment.allocated,
-            children=sign * adjustment.children,
-            below=sign * adjustment.below,
-            host=sign * adjustment.host,
-        )
+        signed = Adjustment(*(sign * figure for figure in astuple(adjustment)))
         total[name] = total.get(name, Adjustment()).plus(signed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +25,10 @@ def drain(handle: EngineHandle) -> CloseReport:
     Returns:
         what each step did. Steps that fail are reported there; the next one runs all the same.
     """
+    handle.state = State.CLOSING
     # One that failed to start was taken apart at once, and its shells are empty.
     report = take_apart(handle) if handle.report is None else handle.report
-    handle.state = State.CLOSING
-    run = _Steps(report)
+    run = report.run
     run("part from the engine object", _sever, handle)
     _release_process_state(handle, run)
     run("collect garbage", _collect, handle, report)
@@ -45,8 +44,7 @@ def drain(handle: EngineHandle) -> CloseReport:
 def take_apart(handle: EngineHandle) -> CloseReport:
     """Do the first half of a drain: hooks, shutdown, and emptying every object between engine and model."""
     report = CloseReport()
-    handle.state = State.CLOSING
-    run = _Steps(report)
+    run = report.run
     run("release its bytecode hooks", release_hooks, handle)
     run("wake it", _with_parts, handle, shells.wake)
     run("unbind the KV cache", _with_parts, handle, shells.unbind_kv_cache)
@@ -72,20 +70,17 @@ def release_unreleased() -> list[EngineHandle]:
     return released
 
 
-class _Steps:
-    """Runs the steps of a drain, each guarded and timed."""
+def still_alive(due: list[EngineHandle]) -> tuple[EngineHandle, ...]:
+    """Return those engines that are live after everything that only cycles keep alive has been collected.
 
-    def __init__(self, report: CloseReport) -> None:
-        self._report = report
-
-    def __call__(self, name: str, step: Callable[..., object], *arguments: Any) -> None:
-        started = time.monotonic()
-        error = None
-        try:
-            step(*arguments)
-        except Exception as problem:
-            error = f"{type(problem).__name__}: {problem}"  # text only: its traceback holds frames
-        self._report.steps.append((name, time.monotonic() - started, error))
+    Args:
+        due: the engines that should be gone. Nothing is collected if there is none.
+    """
+    if due:
+        gc.unfreeze()  # vLLM froze the engine's cycles out of the collector's sight
+        gc.collect()
+        release_unreleased()
+    return tuple(handle for handle in due if handle.state is State.LIVE)
 
 
 def _with_parts(handle: EngineHandle, action: Callable[[dict[str, Any]], None]) -> None:
@@ -137,7 +132,7 @@ def _sever(handle: EngineHandle) -> None:
         renderer.shutdown()  # its thread pool; LLMEngine has nothing that ends it (0.18 to 0.29)
 
 
-def _release_process_state(handle: EngineHandle, run: _Steps) -> None:
+def _release_process_state(handle: EngineHandle, run: Callable[..., None]) -> None:
     last = not registry.siblings(handle)
     compiled = handle.traces.compiled | (traces.compiled_globals() if last else frozenset())
     run("delete compiled functions from model modules", traces.delete_compiled_globals, compiled)

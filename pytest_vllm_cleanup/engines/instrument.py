@@ -134,7 +134,6 @@ def _failed(handle: EngineHandle, before: traces.Before | None, engine: Any) -> 
     if (core := parts.get("core")) is not None:
         registry.attach_core(handle, core)
     handle.report = drain.take_apart(handle)
-    handle.state = State.FAILED
 
 
 def _shut_down_core(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

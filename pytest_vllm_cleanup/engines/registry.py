@@ -76,6 +76,16 @@ class CloseReport:
     alive: list[str] = field(default_factory=list)
     collections: int = 0
 
+    def run(self, name: str, step: Callable[..., object], *arguments: Any) -> None:
+        """Do one step, guarded and timed: one that fails is noted, and the next one can run."""
+        started = time.monotonic()
+        error = None
+        try:
+            step(*arguments)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"  # text only: its traceback holds frames
+        self.steps.append((name, time.monotonic() - started, error))
+
     @property
     def seconds(self) -> float:
         """How long it took in all, in seconds."""

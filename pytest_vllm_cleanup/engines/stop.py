@@ -24,21 +24,8 @@ def stop(handle: EngineHandle) -> CloseReport:
     """
     report = CloseReport()
     handle.state = State.CLOSING
-    started = time.monotonic()
-    error = None
-    try:
-        _ask(handle)
-    except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    report.steps.append(("shut it down", time.monotonic() - started, error))
-
-    started = time.monotonic()
-    error = None
-    try:
-        end_processes(handle)
-    except TimeoutError as problem:
-        error = str(problem)
-    report.steps.append(("wait for its processes", time.monotonic() - started, error))
+    report.run("shut it down", _ask, handle)
+    report.run("wait for its processes", end_processes, handle)
     if (engine := handle.part("engine")) is not None:
         shells.sever(engine, str(handle))
     traces.restore_environ(handle.traces.environ)

@@ -27,6 +27,11 @@ def weight_bytes(model: str | Path, arguments: Mapping[str, Any]) -> int | None:
     return None
 
 
+def device_count(arguments: Mapping[str, Any]) -> int:
+    """Return how many devices an engine spreads its weights over."""
+    return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+
+
 def engine_arguments(
     budget: int, model: str | Path, arguments: Mapping[str, Any], readings: list[Reading]
 ) -> dict[str, Any]:
@@ -51,8 +56,7 @@ def engine_arguments(
     if not readings:
         raise ValueError("max_memory needs a device whose memory can be measured, and there is none")
     weights = weight_bytes(model, arguments)
-    ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
-    share = None if weights is None else weights // ranks
+    share = None if weights is None else weights // device_count(arguments)
     if share is not None and share >= budget:
         raise ModelDoesNotFitError(
             f"{model}: the weights alone take {format_size(share)} on each device, max_memory is "

@@ -18,7 +18,7 @@ from pytest_vllm_cleanup.engines.registry import CloseReport
 from pytest_vllm_cleanup.engines.release import installed_release, require_vllm
 from pytest_vllm_cleanup.memory import HOST, Reading
 from pytest_vllm_cleanup.memory.units import parse_size
-from pytest_vllm_cleanup.runners.budget import engine_arguments
+from pytest_vllm_cleanup.runners.budget import device_count, engine_arguments
 
 # The first release whose CPU worker takes kv_cache_memory_bytes.
 _CPU_BUDGETS = Version("0.20")
@@ -141,7 +141,5 @@ def _devices_of(arguments: dict[str, Any]) -> list[Reading]:
                 "the KV cache by the environment variable VLLM_CPU_KVCACHE_SPACE alone."
             )
         return [snapshot[HOST]]
-    ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
-    return [reading for _, reading in sorted(snapshot.items(), key=lambda pair: int(pair[0].rpartition(":")[2]))][
-        :ranks
-    ]
+    by_number = sorted(snapshot.items(), key=lambda pair: int(pair[0].rpartition(":")[2]))
+    return [reading for _, reading in by_number][: device_count(arguments)]

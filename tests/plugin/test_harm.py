@@ -102,7 +102,7 @@ PLACES = [
     ("monitor", "Monitor", "__init__"),
     ("monitor", "Monitor", "_requirement"),
     ("monitor", "release_unreleased"),
-    ("monitor", "_still_alive"),
+    ("monitor", "still_alive"),
     ("markers", "requirement_of"),
     ("checks.check", "ReleaseCheck", "__init__"),
     ("checks.check", "ReleaseCheck", "finish"),
