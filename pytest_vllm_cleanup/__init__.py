@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_vllm_cleanup.engines.errors import (
         EngineCleanupWarning,
         EngineClosedError,
+        EngineStartTimeoutError,
         ModelDoesNotFitError,
         UnsupportedVllmError,
     )
@@ -33,6 +34,7 @@ _HOMES = {
     "CloseReport": "engines.registry",
     "EngineCleanupWarning": "engines.errors",
     "EngineClosedError": "engines.errors",
+    "EngineStartTimeoutError": "engines.errors",
     "GpuMemory": "checks.peak",
     "GpuMemoryLeakError": "checks.context",
     "ModelDoesNotFitError": "engines.errors",
@@ -48,6 +50,7 @@ __all__ = [
     "CloseReport",
     "EngineCleanupWarning",
     "EngineClosedError",
+    "EngineStartTimeoutError",
     "GpuMemory",
     "GpuMemoryLeakError",
     "ModelDoesNotFitError",

@@ -27,12 +27,15 @@ class Settings:
         strict: whether a test whose memory could not be measured fails.
         tolerance: bytes that may stay without being a leak; None: the default of the meter.
         timeout: how long to wait for memory to come back, in seconds.
+        start_timeout: how long an engine of ``vllm_runner`` may take to start, in seconds; 0: any time, None: the
+            runner's own default.
     """
 
     check: str = "marked"
     strict: bool = False
     tolerance: int | None = None
     timeout: float = DEFAULT_TIMEOUT
+    start_timeout: float | None = None
 
     def header(self) -> str:
         """Return the settings that differ from the default, for the report header; "" if none does."""
@@ -47,6 +50,8 @@ class Settings:
             parts.append(f"tolerance={format_size(self.tolerance)}")
         if self.timeout != DEFAULT_TIMEOUT:
             parts.append(f"timeout={self.timeout:g}s")
+        if self.start_timeout is not None:
+            parts.append(f"start-timeout={self.start_timeout:g}s")
         return f"vllm-cleanup: {', '.join(parts)}" if parts else ""
 
 
@@ -97,9 +102,14 @@ def add_options(parser: pytest.Parser) -> None:
         ("check", "{marked,all,off}", "which tests must release their GPU memory (default: marked)"),
         ("tolerance", "SIZE", "memory that may stay, such as '8 MiB' (default: by meter)"),
         ("timeout", "SECONDS", f"how long to wait for memory to come back (default: {DEFAULT_TIMEOUT:g} s)"),
+        (
+            "start-timeout",
+            "SECONDS",
+            "how long an engine may take to start, 0: any time (default: 30 min)",
+        ),
     ):
         group.addoption(f"--vllm-cleanup-{name}", metavar=metavar, default=None, help=text)
-        parser.addini(f"vllm_cleanup_{name}", text, default=None)
+        parser.addini(f"vllm_cleanup_{name.replace('-', '_')}", text, default=None)
     text = "fail tests whose GPU memory cannot be measured"
     group.addoption("--vllm-cleanup-strict", action="store_true", default=None, help=text)
     parser.addini("vllm_cleanup_strict", text, default=None)
@@ -116,13 +126,14 @@ def load(config: pytest.Config) -> Settings:
         strict=_setting(config, "strict", parse_flag, False),
         tolerance=_setting(config, "tolerance", parse_tolerance, None),
         timeout=_setting(config, "timeout", parse_timeout, DEFAULT_TIMEOUT),
+        start_timeout=_setting(config, "start_timeout", parse_timeout, None),
     )
 
 
 def _setting(config: pytest.Config, name: str, parse: Callable[[Any], T], default: T) -> T:
     variable = f"PYTEST_VLLM_CLEANUP_{name.upper()}"
     for source, value in (
-        (f"--vllm-cleanup-{name}", config.getoption(f"vllm_cleanup_{name}")),
+        (f"--vllm-cleanup-{name.replace('_', '-')}", config.getoption(f"vllm_cleanup_{name}")),
         (f"environment variable {variable}", os.environ.get(variable)),
         (f"ini key vllm_cleanup_{name}", config.getini(f"vllm_cleanup_{name}")),
     ):

@@ -25,8 +25,8 @@ def vllm_runner(request: pytest.FixtureRequest) -> Iterator[RunnerFactory]:
     from pytest_vllm_cleanup.monitor import activate
     from pytest_vllm_cleanup.runners.factory import RunnerFactory
 
-    activate(request.config)
-    factory = RunnerFactory()
+    monitor = activate(request.config)
+    factory = RunnerFactory(start_timeout=monitor.settings.start_timeout)
     yield factory
     factory.close()
 
@@ -40,7 +40,8 @@ def vllm_runner_factory(request: pytest.FixtureRequest) -> Iterator[RunnerFactor
     from pytest_vllm_cleanup.monitor import activate
     from pytest_vllm_cleanup.runners.factory import RunnerFactory
 
-    factory = RunnerFactory(activate(request.config).add_finalizer)
+    monitor = activate(request.config)
+    factory = RunnerFactory(monitor.add_finalizer, start_timeout=monitor.settings.start_timeout)
     yield factory
     factory.close()
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_vllm_cleanup import markers
+from pytest_vllm_cleanup import leaving, markers
 from pytest_vllm_cleanup.checks import references
 from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDeviceError, current_ledger
 from pytest_vllm_cleanup.config import Settings
@@ -16,6 +16,7 @@ from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
+from pytest_vllm_cleanup.leaving import Leaving
 from pytest_vllm_cleanup.report import payload
 from pytest_vllm_cleanup.stash import SETTINGS
 
@@ -31,6 +32,7 @@ def activate(config: pytest.Config) -> Monitor:
     if not isinstance(monitor, Monitor):
         monitor = Monitor(config)
         config.pluginmanager.register(monitor, NAME)
+        config.pluginmanager.register(Leaving(config), leaving.NAME)
     return monitor
 
 
@@ -38,7 +40,7 @@ class Monitor:
     """Knows which test and fixture is running, takes the baseline before a test and the verdict after it."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._settings: Settings = config.stash[SETTINGS]
+        self.settings: Settings = config.stash[SETTINGS]
         self._debugging = bool(config.getoption("usepdb", False) or config.getoption("trace", False))
         self._item: pytest.Item | None = None
         self._phase = ""
@@ -165,7 +167,7 @@ class Monitor:
     def _begin(self, item: pytest.Item) -> str | None:
         """Take the baseline. Return what is wrong with the test's marker, None if nothing is."""
         try:
-            if self._settings.check != "off":
+            if self.settings.check != "off":
                 current_ledger()  # from the first test on: an unchecked one may set up an engine for others
             requirement = self._requirement(item)
             if requirement is None:
@@ -173,8 +175,8 @@ class Monitor:
             release_unreleased()
             item.stash[_ERRORS] = []
             item.stash[_CHECK] = ReleaseCheck(
-                tolerance=self._settings.tolerance if requirement.tolerance is None else requirement.tolerance,
-                timeout=self._settings.timeout if requirement.timeout is None else requirement.timeout,
+                tolerance=self.settings.tolerance if requirement.tolerance is None else requirement.tolerance,
+                timeout=self.settings.timeout if requirement.timeout is None else requirement.timeout,
                 devices=requirement.devices,
             )
         except (markers.MarkerError, UnknownDeviceError) as problem:  # the user's, and of this test alone
@@ -184,10 +186,10 @@ class Monitor:
         return None
 
     def _requirement(self, item: pytest.Item) -> markers.Requirement | None:
-        if self._settings.check == "off":
+        if self.settings.check == "off":
             return None
         requirement = markers.requirement_of(item)
-        if requirement is None and self._settings.check == "all":
+        if requirement is None and self.settings.check == "all":
             requirement = markers.Requirement()
         return requirement if requirement is not None and requirement.check else None
 
@@ -224,7 +226,7 @@ class Monitor:
     def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
         text = None
         with guarded(f"describing the leak of {item.nodeid}"):
-            text = payload.failure(item.nodeid, result, strict=self._settings.strict)
+            text = payload.failure(item.nodeid, result, strict=self.settings.strict)
         if text is not None:
             raise payload.Leaked(text, pytrace=False)
 

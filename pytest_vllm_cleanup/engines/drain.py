@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pytest_vllm_cleanup.engines import hooks, shells, siblings, stop, traces
+from pytest_vllm_cleanup.engines import environ, hooks, shells, siblings, stop, traces
 from pytest_vllm_cleanup.engines.holders import clear_lru_caches_holding, keep_pool_allocators, release_holders
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State, registry
 
@@ -52,7 +52,7 @@ def take_apart(handle: EngineHandle) -> CloseReport:
     run("shut its core down", _shut_down, handle)
     run("clear its CUDA graphs", _clear_graphs, handle)
     run("empty its shells", _with_parts, handle, shells.empty)
-    run("end its processes", stop.end_processes, handle)
+    stop.end_processes(handle, report)
     return report
 
 
@@ -109,7 +109,8 @@ def _shut_down(handle: EngineHandle) -> None:
     client, core = shells.own(handle.part("engine"), "engine_core"), handle.part("core")
     # Siblings are protected in the wrapper around EngineCore.shutdown, so that a user's own call is safe too.
     if client is not None:
-        client.shutdown()
+        with stop.limited(handle):  # its workers may be processes all the same
+            client.shutdown()
     elif shells.own(core, "scheduler") is not None:
         core.shutdown()  # type: ignore[union-attr]  # the engine object is gone already
     elif (executor := handle.part("executor")) is not None:
@@ -142,15 +143,8 @@ def _release_process_state(handle: EngineHandle, run: Callable[..., None]) -> No
         run("clear LRU caches that hold tensors", clear_lru_caches_holding)
         run("reset Dynamo", _reset_dynamo)
         run("destroy process groups", _destroy_groups, handle)
-        run("restore environment variables", traces.restore_environ, handle.traces.environ)
         run("restore threads", traces.restore_threads, handle.traces)
-    else:
-        _bequeath_environ(handle, registry.siblings(handle)[0])
-
-
-def _bequeath_environ(handle: EngineHandle, heir: EngineHandle) -> None:
-    older, younger = sorted((handle, heir), key=lambda engine: engine.number)
-    heir.traces.environ = traces.chained(older.traces.environ, younger.traces.environ)
+    run("give back environment variables", environ.give_back, handle)
 
 
 def _release_holders(last: bool, collected: bool) -> None:

@@ -15,5 +15,9 @@ class ModelDoesNotFitError(ValueError):
     """The memory budget cannot hold the model, or the device has less than the budget free."""
 
 
+class EngineStartTimeoutError(TimeoutError):
+    """An engine had not started when its ``start_timeout`` was over, and was stopped."""
+
+
 class EngineCleanupWarning(UserWarning):
     """A step of closing an engine failed; the other steps ran."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import wrapt
 
-from pytest_vllm_cleanup.engines import drain, shells, siblings, traces
+from pytest_vllm_cleanup.engines import children, drain, shells, siblings, traces
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
 
@@ -85,7 +85,7 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
     handle = registry.begin(type(instance).__name__)
     registry.tell("before_build", handle)
     try:
-        with siblings.during_build(handle):
+        with siblings.during_build(handle), children.recorded(handle):
             wrapped(*args, **kwargs)
     except BaseException as problem:
         handle.failure = f"{type(problem).__name__}: {problem}"
@@ -109,6 +109,8 @@ def record(handle: EngineHandle, engine: Any, before: traces.Before | None = Non
     siblings_before = registry.siblings(handle)
     if before is not None:
         handle.traces = traces.difference(before)
+    else:
+        children.adopt(handle, engine)
     if siblings_before:
         # What the process was like before engines came is what the first of them saw.
         handle.traces.inherit(siblings_before[0].traces)

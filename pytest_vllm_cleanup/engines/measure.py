@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable
 
 from pytest_vllm_cleanup.engines import traces
 from pytest_vllm_cleanup.engines.registry import registry
-from pytest_vllm_cleanup.memory import Gauge, choose_gauge
+from pytest_vllm_cleanup.memory import HOST, Gauge, Reading, choose_gauge
+from pytest_vllm_cleanup.processes.proc import ProcessId
+
+_PAUSE = 0.02  # seconds between two readings
+_FLAT = 0.2  # seconds without a change, where nothing else can be known
 
 _gauges: dict[int, Gauge] = {}
 
@@ -21,5 +27,48 @@ def current_gauge() -> Gauge:
 
 def our_processes() -> frozenset[int]:
     """Return the ids of this process, its descendants, and the recorded processes of its engines."""
-    recorded = {child.pid for handle in registry.handles() for child in handle.traces.children}
+    recorded = {child.pid for handle in registry.handles() for child in handle.processes}
     return frozenset({os.getpid(), *recorded, *(child.pid for child in traces.children())})
+
+
+def wait_until_dropped(processes: Iterable[ProcessId], timeout: float) -> None:
+    """Wait until no accelerator lists processes that have ended; the driver drops them some time later.
+
+    Where it does not tell our processes (in some containers), it is waited until the device's memory has been flat for
+    a while. Host memory needs no waiting: it is back when a process has ended.
+
+    Args:
+        processes: the processes.
+        timeout: how long to wait, in seconds.
+
+    Raises:
+        TimeoutError: one is still listed; the text names it and the device.
+    """
+    gone = {process.pid for process in processes}
+    deadline = time.monotonic() + timeout
+    last: list[int] = []
+    flat_since = time.monotonic()
+    while True:
+        readings = _accelerators()
+        listed = {
+            f"{use.pid} on {reading.device}"
+            for reading in readings
+            for use in reading.processes or ()
+            if use.ours and use.pid in gone
+        }
+        hidden = [reading.used for reading in readings if reading.used is not None and reading.children is None]
+        now = time.monotonic()
+        if hidden != last:
+            last, flat_since = hidden, now
+        if not listed and (not hidden or now - flat_since >= _FLAT):
+            return
+        if now >= deadline:
+            break
+        time.sleep(_PAUSE)
+    if listed:
+        raise TimeoutError(f"{timeout:g} s after their end the driver still lists {', '.join(sorted(listed))}")
+
+
+def _accelerators() -> list[Reading]:
+    ours = our_processes()
+    return [reading for meter in current_gauge().meters if meter.name != HOST for reading in meter.read(ours).values()]

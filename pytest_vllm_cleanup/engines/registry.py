@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from pytest_vllm_cleanup.engines import hooks
 from pytest_vllm_cleanup.engines.traces import Traces
 from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.processes.proc import ProcessId
 
 
 class State(Enum):
@@ -31,6 +33,7 @@ class State(Enum):
 
 
 UNRELEASED = frozenset({State.DROPPED, State.FAILED})
+_ALIVE = frozenset({State.BUILDING, State.LIVE})
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ class EngineHandle:
         state: where it is in its life.
         in_process: whether the model lives in this process (None while it is being built).
         pid: the process that built it; a forked child inherits the record but not the engine.
+        thread: the thread that built it.
         traces: what building it added to the process.
+        processes: the child processes that were started for it.
         parts: weak references to engine, core, executor, worker, runner and models, by name.
         graph_wrappers: weak set of its CUDA graph wrappers, None where the release has no register of them.
         sleeps: whether it was built with ``enable_sleep_mode``.
@@ -122,8 +127,10 @@ class EngineHandle:
     state: State = State.BUILDING
     in_process: bool | None = None
     pid: int = field(default_factory=os.getpid)
+    thread: int = field(default_factory=threading.get_ident)
     created: float = field(default_factory=time.monotonic)
     traces: Traces = field(default_factory=Traces)
+    processes: frozenset[ProcessId] = frozenset()
     parts: dict[str, weakref.ref[Any]] = field(default_factory=dict)
     graph_wrappers: list[weakref.WeakSet[Any]] = field(default_factory=list)
     sleeps: bool = False
@@ -196,8 +203,11 @@ class Registry:
 
     def siblings(self, handle: EngineHandle | None) -> list[EngineHandle]:
         """Return the other live engines whose model is in this process."""
-        alive = {State.LIVE, State.BUILDING}
-        return [h for h in self.handles() if h is not handle and h.in_process is not False and h.state in alive]
+        return [h for h in self.others(handle) if h.in_process is not False]
+
+    def others(self, handle: EngineHandle | None) -> list[EngineHandle]:
+        """Return the other engines that are live or being built, oldest first, wherever their model is."""
+        return [h for h in self.handles() if h is not handle and h.state in _ALIVE]
 
     def unreleased(self) -> list[EngineHandle]:
         """Return the engines that are gone but have not been drained: dropped, or failed while starting."""

@@ -1,93 +1,132 @@
-"""Stopping an engine whose model lives in child processes: ask, wait, and end what is left of its own processes."""
+"""Ending an engine's child processes: ask, wait, and end what is left of them, in bounded time."""
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
-import time
-from collections.abc import Iterable
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-import psutil
-
-from pytest_vllm_cleanup.engines import shells, traces
+from pytest_vllm_cleanup.engines import environ, measure, shells
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State, registry
-from pytest_vllm_cleanup.engines.traces import ProcessId
+from pytest_vllm_cleanup.processes import reap, tree
+from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
-_GRACE = 10.0  # seconds after vLLM's own shutdown, and again after SIGTERM
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_GRACE = 10.0  # seconds for vLLM's own shutdown where it takes a limit, after it, and again after SIGTERM
+_LIMIT = 30.0  # seconds until vLLM's own shutdown, hanging, has its processes killed
+_DRIVER = 10.0  # seconds for the driver to drop processes that are gone
 
 
 def stop(handle: EngineHandle) -> CloseReport:
-    """Stop one engine in child processes, and wait until the processes recorded at its construction are gone.
+    """Close an engine whose model lives in child processes.
 
-    Only processes recorded then, and identified by number and start time, are ever signalled.
+    Only processes recorded for it, and what these have started, are ever signalled; they are known by number and start
+    time. When this is interrupted, by a second Ctrl-C or a time limit, they are killed at once.
+
+    Returns:
+        what each stage did, and how long it took in seconds.
     """
     report = CloseReport()
     handle.state = State.CLOSING
-    report.run("shut it down", _ask, handle)
-    report.run("wait for its processes", end_processes, handle)
+    try:
+        report.run("shut it down", _shut_down, handle)
+        end_processes(handle, report)
+    except BaseException:
+        kill(handle)
+        raise
     if (engine := handle.part("engine")) is not None:
         shells.sever(engine, str(handle))
-    traces.restore_environ(handle.traces.environ)
+    environ.give_back(handle)
     registry.closed(handle, report)
     return report
 
 
-def end_processes(handle: EngineHandle) -> None:
-    """Wait for the processes recorded at construction; SIGTERM, then SIGKILL, those that do not go by themselves.
+def end_processes(handle: EngineHandle, report: CloseReport) -> None:
+    """Wait for an engine's processes; SIGTERM once, then SIGKILL, those that do not go by themselves.
+
+    Then wait until the driver has dropped them: it gives memory back some time after a process has ended.
+
+    Args:
+        handle: the engine. One that failed to start is not waited for.
+        report: where the stages are noted.
+    """
+    if not handle.processes:
+        return
+    left = family(handle)
+    patience = 0.0 if handle.state is State.FAILED else _GRACE
+    report.run("wait for its processes", reap.wait, left, patience)
+    if left():
+        report.run("terminate its processes", _terminate, left)
+    if left():
+        report.run("kill its processes", _kill, left)
+    with suppress(Exception):
+        multiprocessing.active_children()  # fetches the exit status of those that have ended: none stays as a zombie
+    report.run("wait for the driver", measure.wait_until_dropped, handle.processes, _DRIVER)
+    if not left():
+        current_watchdog().forget(handle.number)
+
+
+def family(handle: EngineHandle) -> reap.Family:
+    """Return the processes of an engine, to be looked at again and again."""
+    # The watchdog has also seen what they started later, and whose parent may have died since.
+    return reap.Family(tree.family, handle.processes | current_watchdog().known(handle.number))
+
+
+def kill(handle: EngineHandle) -> None:
+    """Kill an engine's processes, and do not wait."""
+    reap.send_all(family(handle)(), signal.SIGKILL)
+
+
+@contextmanager
+def limited(handle: EngineHandle) -> Iterator[None]:
+    """Kill an engine's processes if what is done here, vLLM's own shutdown, hangs: it waits for nothing else.
 
     Raises:
-        TimeoutError: one of them is still running after SIGKILL.
+        TimeoutError: that was necessary.
     """
-    survivors = _wait(_living(handle.traces.children))
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process in survivors:
-            with suppress(psutil.NoSuchProcess):
-                end(process)
-        survivors = _wait(survivors)
-    multiprocessing.active_children()  # fetches the exit status of those that have ended: none stays as a zombie
-    if survivors:
-        numbers = ", ".join(str(process.pid) for process in survivors)
-        raise TimeoutError(f"still running after SIGKILL: {numbers}")
+    fired = threading.Event()
+
+    def end() -> None:
+        fired.set()
+        kill(handle)
+
+    timer = threading.Timer(_LIMIT, end)
+    timer.daemon = True
+    if handle.processes:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if fired.is_set():
+        raise TimeoutError(f"vLLM's own shutdown did not return within {_LIMIT:g} s, and its processes were killed")
 
 
-def _ask(handle: EngineHandle) -> None:
+def _shut_down(handle: EngineHandle) -> None:
     engine = handle.part("engine")
     if engine is None:
         return
-    if hasattr(type(engine), "shutdown"):
-        engine.shutdown()  # AsyncLLM
-    else:
-        engine.engine_core.shutdown()
+    # AsyncLLM has a shutdown of its own, LLMEngine only that of its client.
+    shutdown = engine.shutdown if hasattr(type(engine), "shutdown") else engine.engine_core.shutdown
+    with limited(handle):
+        if "timeout" in inspect.signature(shutdown).parameters:  # from 0.18
+            shutdown(timeout=_GRACE)
+        else:
+            shutdown()
 
 
-def _living(recorded: Iterable[ProcessId]) -> list[psutil.Process]:
-    living = []
-    for identity in recorded:
-        with suppress(psutil.Error):
-            process = psutil.Process(identity.pid)
-            if process.create_time() == identity.started and not _is_helper(process):
-                living.append(process)
-    return living
+def _terminate(left: reap.Family) -> None:
+    # Workers follow their engine core.
+    reap.send_all(tree.roots(left()), signal.SIGTERM)
+    reap.wait(left, _GRACE)
 
 
-def _is_helper(process: psutil.Process) -> bool:
-    # These belong to Python's multiprocessing and to the whole session, not to the engine.
-    return any(helper in argument for argument in process.cmdline() for helper in _HELPERS)
-
-
-def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
-    deadline = time.monotonic() + _GRACE
-    while processes and time.monotonic() < deadline:
-        processes = [process for process in processes if _runs(process)]
-        if processes:
-            time.sleep(0.02)
-    return processes
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        # A zombie's memory is gone, unless it is only the first thread that has ended.
-        return bool(process.is_running()) and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
-    except psutil.NoSuchProcess:
-        return False
+def _kill(left: reap.Family) -> None:
+    stuck = left()
+    names = tree.describe(stuck)
+    reap.send_all(stuck, signal.SIGKILL)
+    if survivors := reap.wait(left, _GRACE):
+        raise TimeoutError(f"still running {_GRACE:g} s after SIGKILL: {tree.describe(survivors)}")
+    raise TimeoutError(f"had not ended {_GRACE:g} s after SIGTERM, and were killed: {names}")

@@ -8,28 +8,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-
-import psutil
+from typing import TypeAlias
 
 from pytest_vllm_cleanup.engines import hooks
+from pytest_vllm_cleanup.processes import proc
+from pytest_vllm_cleanup.processes.proc import ProcessId
+from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
 _COMPILED_PREFIX = "__compiled_fn_"
 
-
-@dataclass(frozen=True, order=True)
-class ProcessId:
-    """A process that cannot be mistaken for a later one with the same number.
-
-    Attributes:
-        pid: number of the process.
-        started: when it started, in seconds since the epoch.
-    """
-
-    pid: int
-    started: float
+Written: TypeAlias = dict[str, tuple[str | None, str | None]]
+"""Environment variables, each with the value before (None: unset) and the value written."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,6 @@ class Before:
     hooks: frozenset[int]
     compiled: frozenset[tuple[str, str]]
     environ: dict[str, str]
-    children: frozenset[ProcessId]
     process_group: bool
     affinity: frozenset[int]
     threads: int | None
@@ -52,8 +42,7 @@ class Traces:
     Attributes:
         hooks: keys of its bytecode hooks.
         compiled: (module, name) of the ``__compiled_fn_*`` globals that Dynamo put into model modules.
-        environ: variables that it wrote, each with the value before (None: unset) and the value written.
-        children: processes that it started.
+        environ: variables that it wrote.
         user_process_group: a default process group existed already, so it is not the engine's to destroy.
         affinity: processors this process could run on before (vLLM's CPU platform binds its threads).
         threads: torch's thread count before, None if torch was not imported.
@@ -61,8 +50,7 @@ class Traces:
 
     hooks: frozenset[int] = frozenset()
     compiled: frozenset[tuple[str, str]] = frozenset()
-    environ: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    children: frozenset[ProcessId] = frozenset()
+    environ: Written = field(default_factory=dict)
     user_process_group: bool = False
     affinity: frozenset[int] = frozenset()
     threads: int | None = None
@@ -72,16 +60,6 @@ class Traces:
         self.user_process_group = first.user_process_group
         self.affinity = first.affinity
         self.threads = first.threads
-
-
-def chained(
-    older: dict[str, tuple[str | None, str | None]], younger: dict[str, tuple[str | None, str | None]]
-) -> dict[str, tuple[str | None, str | None]]:
-    """Return what two engines wrote into the environment, one after the other, as if one had written it."""
-    return {
-        name: (older.get(name, younger.get(name, (None, None)))[0], younger.get(name, older.get(name, (None, None)))[1])
-        for name in older.keys() | younger.keys()
-    }
 
 
 def look(environ: dict[str, str] | None = None) -> Before:
@@ -94,7 +72,6 @@ def look(environ: dict[str, str] | None = None) -> Before:
         hooks=hooks.hook_keys(),
         compiled=compiled_globals(),
         environ=dict(os.environ) if environ is None else environ,
-        children=children(),
         process_group=_process_group_exists(),
         affinity=_affinity(),
         threads=_threads(),
@@ -112,7 +89,6 @@ def difference(before: Before) -> Traces:
             for name in before.environ.keys() | now.keys()
             if before.environ.get(name) != now.get(name)
         },
-        children=children() - before.children,
         user_process_group=before.process_group,
         affinity=before.affinity,
         threads=before.threads,
@@ -141,17 +117,6 @@ def delete_compiled_globals(names: frozenset[tuple[str, str]]) -> None:
             vars(module).pop(name, None)
 
 
-def restore_environ(written: dict[str, tuple[str | None, str | None]]) -> None:
-    """Put back the variables that an engine wrote, except those that somebody has changed since."""
-    for name, (old, new) in written.items():
-        if os.environ.get(name) != new:
-            continue
-        if old is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = old
-
-
 def restore_threads(traces: Traces) -> None:
     """Give the process back the processors and the torch thread count it had before the engine."""
     if traces.affinity and traces.affinity != _affinity():
@@ -167,13 +132,10 @@ def restore_threads(traces: Traces) -> None:
 
 
 def children() -> frozenset[ProcessId]:
-    """Return all descendants of this process."""
-    found = set()
-    with suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                found.add(ProcessId(process.pid, process.create_time()))
-    return frozenset(found)
+    """Return all descendants of this process but the watchdog's helper."""
+    me = proc.identify(os.getpid())
+    helper = current_watchdog().pid
+    return frozenset(child for child in proc.descendants([me] if me else []) if child.pid != helper)
 
 
 def _vllm_modules() -> Iterator[ModuleType]:

@@ -18,15 +18,23 @@ class RunnerFactory:
     Args:
         add_finalizer: registers a callable with whoever makes the engine, so that it is called when that ends. None:
             all engines live as long as the factory.
+        start_timeout: how long an engine may take to start, in seconds, unless the call says otherwise. None: as
+            long as ``VllmRunner`` gives it.
     """
 
-    def __init__(self, add_finalizer: Callable[[Callable[[], None]], bool] | None = None) -> None:
+    def __init__(
+        self,
+        add_finalizer: Callable[[Callable[[], None]], bool] | None = None,
+        *,
+        start_timeout: float | None = None,
+    ) -> None:
         self._add_finalizer = add_finalizer
+        self._defaults = {} if start_timeout is None else {"start_timeout": start_timeout}
         self._runners: list[VllmRunner] = []
 
     def __call__(self, model_name: str | Path, **arguments: Any) -> VllmRunner:
         """Build an engine. Takes what ``VllmRunner`` takes."""
-        runner = VllmRunner(model_name, **arguments)
+        runner = VllmRunner(model_name, **{**self._defaults, **arguments})
         self._runners.append(runner)
         if self._add_finalizer is not None:
             self._add_finalizer(lambda: self._close(runner))

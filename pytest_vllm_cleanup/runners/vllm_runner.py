@@ -11,13 +11,14 @@ from packaging.version import Version
 
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_engine
+from pytest_vllm_cleanup.engines.deadline import DEFAULT_START_TIMEOUT, start_deadline
 from pytest_vllm_cleanup.engines.drain import release_unreleased
 from pytest_vllm_cleanup.engines.errors import EngineClosedError, UnsupportedVllmError
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import CloseReport
 from pytest_vllm_cleanup.engines.release import installed_release, require_vllm
 from pytest_vllm_cleanup.memory import HOST, Reading
-from pytest_vllm_cleanup.memory.units import parse_size
+from pytest_vllm_cleanup.memory.units import parse_duration, parse_size
 from pytest_vllm_cleanup.runners.budget import device_count, engine_arguments
 
 # The first release whose CPU worker takes kv_cache_memory_bytes.
@@ -34,13 +35,15 @@ class VllmRunner:
         model_name: name or path of the model.
         max_memory: an absolute budget for weights and KV cache on each device, in bytes or as text ("4 GiB").
             Checked against what is free before the engine starts. None: vLLM decides.
+        start_timeout: how long the engine may take to start, in seconds or as text ("2 min"); 0: any time.
         seed: vLLM's seed, fixed by default so that tests repeat.
         **arguments: any further keyword of ``LLM``, passed through unchanged.
 
     Raises:
         UnsupportedVllmError: vLLM is absent or older than 0.11.
         ModelDoesNotFitError: the budget cannot hold the model, or a device has less than the budget free.
-        ValueError: ``max_memory`` is not a size, or contradicts another argument.
+        EngineStartTimeoutError: the engine had not started in time, and was stopped; the text has its stacks.
+        ValueError: ``max_memory`` is not a size, or contradicts another argument; ``start_timeout`` is not a time.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class VllmRunner:
         model_name: str | Path,
         *,
         max_memory: int | str | None = None,
+        start_timeout: float | str = DEFAULT_START_TIMEOUT,
         seed: int = 0,
         **arguments: Any,
     ) -> None:
@@ -61,9 +65,11 @@ class VllmRunner:
             release_unreleased()
             arguments.update(engine_arguments(budget, model_name, arguments, _devices_of(arguments)))
         arguments.setdefault("disable_log_stats", True)
+        limit = parse_duration(start_timeout)
         from vllm import LLM
 
-        self._llm = LLM(model=self._name, seed=seed, **arguments)
+        with start_deadline(limit, f"the engine of {self._name}"):
+            self._llm = LLM(model=self._name, seed=seed, **arguments)
 
     @property
     def llm(self) -> Any:

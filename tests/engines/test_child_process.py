@@ -17,6 +17,7 @@ from engine_lab import Lab, run_pytest
 
 from pytest_vllm_cleanup import close_engine
 from pytest_vllm_cleanup.engines.registry import registry
+from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +38,8 @@ class Owner:
 
 def _processes() -> list[psutil.Process]:
     """Return all our processes but Python's own helper, which stays."""
-    return [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
+    family = psutil.Process().children(recursive=True)
+    return [child for child in family if not _is_helper(child) and child.pid != current_watchdog().pid]
 
 
 def _is_helper(process: psutil.Process) -> bool:
@@ -52,7 +54,7 @@ def closing(model: str, held: bool) -> dict[str, Any]:
     handle = registry.of_engine(llm.llm_engine)
     assert handle is not None
     count, running = len(tools.tokens(llm)), _processes()
-    recorded = {child.pid for child in handle.traces.children}
+    recorded = {child.pid for child in handle.processes}
     if held:
         owner = Owner()
         owner.llm, owner.me = llm, owner  # type: ignore[attr-defined]
@@ -97,7 +99,7 @@ def test_closing_ends_all_processes_of_the_engine(lab: Lab, model: Path, held: b
         "survivors": [],
         "left": 0,
         "errors": [],
-        "steps": ["shut it down", "wait for its processes"],
+        "steps": ["shut it down", "wait for its processes", "wait for the driver"],
         "again": True,
         "use": "EngineClosedError",
         "cuda": False,
@@ -150,8 +152,11 @@ import pytest
 
 kept = []
 
+HELPERS = ("resource_tracker", "pytest_vllm_cleanup")
+
 def processes():
-    return [p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
+    family = psutil.Process().children(recursive=True)
+    return [p for p in family if not any(helper in " ".join(p.cmdline()) for helper in HELPERS)]
 
 @pytest.mark.gpu_released
 def test_engine_is_kept(vllm_runner):

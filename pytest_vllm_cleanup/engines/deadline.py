@@ -1,0 +1,115 @@
+"""A limit for the start of an engine: one that hangs is stopped, and says where it was."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytest_vllm_cleanup.engines import stop
+from pytest_vllm_cleanup.engines.errors import EngineStartTimeoutError
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
+from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.processes import stacks
+
+DEFAULT_START_TIMEOUT = 1800.0
+"""Seconds; three times what vLLM itself waits for its engine core (``VLLM_ENGINE_READY_TIMEOUT_S``)."""
+
+_NOTICE = 5.0  # seconds that vLLM has to notice that its processes are gone
+_DELIVERY = 1.0  # seconds for an interrupt that was sent to arrive
+_FRAMES = 20
+
+
+@contextmanager
+def start_deadline(seconds: float, what: str) -> Iterator[None]:
+    """Stop the engine that is built here if that takes too long.
+
+    Its child processes are made to print their stacks and are killed. What hangs in this process is interrupted as by
+    Ctrl-C, if it is in the main thread and runs Python code or waits.
+
+    Args:
+        seconds: the limit; 0 for none.
+        what: what is being built, for the error.
+
+    Raises:
+        EngineStartTimeoutError: the limit was reached; the text has the stacks.
+    """
+    if not seconds:
+        yield
+        return
+    deadline = _Deadline(seconds, what)
+    problem: BaseException | None = None
+    with stacks.printed_on_abort():
+        deadline.timer.start()
+        try:
+            yield
+        except BaseException as raised:
+            problem = raised
+        deadline.finish(delivered=isinstance(problem, KeyboardInterrupt))
+    if deadline.expired:
+        raise EngineStartTimeoutError(deadline.text) from problem
+    if problem is not None:
+        try:
+            raise problem
+        finally:
+            problem = None  # its traceback has this frame
+
+
+class _Deadline:
+    def __init__(self, seconds: float, what: str) -> None:
+        self._what, self._seconds = what, seconds
+        self._builder = threading.get_ident()
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._interrupted = False
+        self.expired = False
+        self.text = ""
+        self.timer = threading.Timer(seconds, self._expire)
+        self.timer.daemon = True
+
+    def finish(self, *, delivered: bool) -> None:
+        """Take note that the constructor has returned or raised, and catch an interrupt that is still on its way."""
+        try:
+            self._done.set()
+            self.timer.cancel()
+            with self._lock:  # what has begun is brought to its end
+                waiting = self._interrupted and not delivered
+            if waiting:
+                threading.Event().wait(_DELIVERY)
+        except KeyboardInterrupt:
+            if not self._interrupted:
+                raise
+
+    def _expire(self) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            self.expired = True
+            self.text = f"{self._what} did not start within {self._seconds:g} s (start_timeout)."
+            with guarded(f"stopping {self._what}, which did not start,"):
+                self._stop()
+        if not self._done.wait(_NOTICE):
+            with self._lock:
+                if not self._done.is_set() and self._builder == threading.main_thread().ident:
+                    self._interrupted = True
+                    signal.pthread_kill(self._builder, signal.SIGINT)
+
+    def _stop(self) -> None:
+        own = traceback.format_stack(sys._current_frames().get(self._builder))[-_FRAMES:]
+        parts = ["", f"This process waited here:\n{''.join(own)}"]
+        for handle in self._building():
+            ended = stacks.abort(stop.family(handle)())
+            parts += [f"Stack of {name}:\n{text}" for name, text in ended]
+            stop.kill(handle)
+        if len(parts) == 2:
+            parts[0] = "It has no child processes; this process was interrupted."
+        else:
+            parts[0] = f"Its processes were ended: {len(parts) - 2}."
+        parts[0] += " Raise start_timeout if it only needs longer."
+        self.text = "\n".join([self.text, *parts])
+
+    def _building(self) -> list[EngineHandle]:
+        return [h for h in registry.handles() if h.state is State.BUILDING and h.thread == self._builder]

@@ -1,0 +1,106 @@
+"""Processes as Linux shows them under ``/proc``. Where there is no such thing, there are no processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_DEAD = "ZX"
+
+
+@dataclass(frozen=True, order=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one with the same number.
+
+    Attributes:
+        pid: number of the process.
+        started: when it started, in clock ticks since the machine did (field 22 of ``/proc/PID/stat``).
+    """
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    identity: ProcessId
+    parent: int
+    dead: bool
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return the identity of the process that has this number now, None if there is none."""
+    entry = _entry(pid)
+    return None if entry is None else entry.identity
+
+
+def is_running(process: ProcessId) -> bool:
+    """Return whether a process still runs. A zombie does not: its memory is gone."""
+    entry = _entry(process.pid)
+    return entry is not None and entry.identity == process and not entry.dead
+
+
+def descendants(roots: Iterable[ProcessId]) -> frozenset[ProcessId]:
+    """Return the children of these processes, their children, and so on, as far as they run.
+
+    A root whose number now belongs to another process has none.
+    """
+    by_parent: dict[int, list[_Entry]] = {}
+    found: dict[int, ProcessId] = {}
+    for entry in _entries():
+        by_parent.setdefault(entry.parent, []).append(entry)
+        found[entry.identity.pid] = entry.identity
+    waiting = [root.pid for root in roots if found.get(root.pid) == root]
+    below: set[ProcessId] = set()
+    while waiting:
+        for child in by_parent.get(waiting.pop(), ()):
+            if child.identity not in below and not child.dead:
+                below.add(child.identity)
+                waiting.append(child.identity.pid)
+    return frozenset(below)
+
+
+def parent(process: ProcessId) -> int | None:
+    """Return the number of a process's parent, None if it is gone."""
+    entry = _entry(process.pid)
+    return entry.parent if entry is not None and entry.identity == process else None
+
+
+def command(pid: int) -> str:
+    """Return the command line of a process, or its name where it hides that; "" if it is gone."""
+    for source in ("cmdline", "comm"):
+        try:
+            text = (_PROC / str(pid) / source).read_bytes()
+        except OSError:
+            continue
+        if words := text.replace(b"\0", b" ").decode(errors="replace").strip():
+            return words
+    return ""
+
+
+def _entries() -> Iterator[_Entry]:
+    try:
+        numbers = [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208  # every second
+    except OSError:
+        return
+    for number in numbers:
+        entry = _entry(number)
+        if entry is not None:
+            yield entry
+
+
+def _entry(pid: int) -> _Entry | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # every process of the machine, every second
+            text = file.read()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, so what follows the last one counts. See proc_pid_stat(5).
+    state, parent, *fields = text.rpartition(b")")[2].split()
+    threads, started = int(fields[15]), int(fields[17])
+    # The first thread may have ended alone; the process then looks like a zombie and lives.
+    dead = state.decode() in _DEAD and threads <= 1
+    return _Entry(ProcessId(pid, started), int(parent), dead)
