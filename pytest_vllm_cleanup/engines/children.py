@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytest_vllm_cleanup.engines import shells, traces
-from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.processes import births, proc
 from pytest_vllm_cleanup.processes.proc import ProcessId
@@ -30,7 +30,9 @@ def recorded(handle: EngineHandle) -> Iterator[None]:
         child = proc.identify(pid)
         if child is None or pid == current_watchdog().pid:
             return
-        if threading.get_ident() in others:
+        thread = threading.get_ident()
+        builders = {other.thread for other in registry.others(handle) if other.state is State.BUILDING}
+        if thread in others or (thread != handle.thread and thread in builders):
             foreign.add(child)
         else:
             add(handle, [child])

@@ -54,13 +54,13 @@ class Guardian:
         next_look = time.monotonic() + _LOOK
         while not self._dismissed:
             if os.getppid() != self._parent:
-                return True
+                return self._hear_the_rest()
             timeout = _LOOK if self._engines else None
             if end is None:
                 timeout = _CHECK
             for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000):
                 if descriptor == end:
-                    return True
+                    return self._hear_the_rest()
                 # An end of the connection alone means nothing: a test may close all descriptors, and live on.
                 if descriptor == self._connection.fileno() and not self._receive():
                     poll.unregister(self._connection)
@@ -86,6 +86,13 @@ class Guardian:
             reap.send_all(left, signal.SIGKILL)
             left = reap.wait(family, _LOOK)
         return described
+
+    def _hear_the_rest(self) -> bool:
+        # The parent may have died while this process was still starting, or in the middle of its last words.
+        self._connection.setblocking(False)
+        while self._receive():
+            pass
+        return not self._dismissed
 
     def _receive(self) -> bool:
         try:

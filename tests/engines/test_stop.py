@@ -2,40 +2,94 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing import resource_tracker
+from types import SimpleNamespace
+from typing import Any
 
-import psutil
 import pytest
 
-from pytest_vllm_cleanup.engines import stop
-from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner
-from pytest_vllm_cleanup.engines.traces import ProcessId, Traces
+from pytest_vllm_cleanup.engines import children, measure, stop
+from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State, registry
+from pytest_vllm_cleanup.memory import ProcessUse, Reading
+from pytest_vllm_cleanup.processes import proc, reap
+from pytest_vllm_cleanup.processes.proc import ProcessId
+from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
 PATIENT = "import sys; print('up', flush=True); sys.stdin.read()"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {PATIENT}"
+CORE = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(worker.pid, flush=True)
+sys.stdin.read()
+"""
 
 
 @contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(code: str = PATIENT) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
     ) as started:
         assert started.stdout is not None
-        assert started.stdout.readline()
+        started.line = started.stdout.readline()  # type: ignore[attr-defined]
         try:
             yield started
         finally:
             started.kill()
 
 
-def recorded(*processes: subprocess.Popen[bytes]) -> EngineHandle:
-    identities = {ProcessId(each.pid, psutil.Process(each.pid).create_time()) for each in processes}
-    return EngineHandle(1, "LLMEngine", Owner(), traces=Traces(children=frozenset(identities)))
+def identity(one: subprocess.Popen[str]) -> ProcessId:
+    found = proc.identify(one.pid)
+    assert found is not None
+    return found
+
+
+def recorded(*processes: subprocess.Popen[str], state: State = State.CLOSING) -> EngineHandle:
+    return EngineHandle(1, "LLMEngine", Owner(), state=state, processes=frozenset(map(identity, processes)))
+
+
+def ended(handle: EngineHandle) -> CloseReport:
+    report = CloseReport()
+    stop.end_processes(handle, report)
+    return report
+
+
+class Client:
+    """Stands for vLLM's client of an engine core."""
+
+    def __init__(self, shutdown: Callable[[], None]) -> None:
+        self.resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=[]))
+        self.limits: list[float | None] = []
+        self._shutdown = shutdown
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.limits.append(timeout)
+        self._shutdown()
+
+
+class Engine:
+    """Stands for an engine in child processes."""
+
+    def __init__(self, client: Any) -> None:
+        self.engine_core = client
+
+
+@contextmanager
+def engine(one: subprocess.Popen[str], client: Any) -> Iterator[EngineHandle]:
+    built = Engine(client)
+    handle = registry.begin("LLMEngine")
+    registry.attach(handle, built)
+    handle.state, handle.in_process = State.LIVE, False
+    children.add(handle, [identity(one)])
+    yield handle
+    del built
 
 
 @pytest.fixture(autouse=True)
@@ -43,46 +97,256 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "_GRACE", 0.3)
 
 
+@pytest.fixture(autouse=True)
+def no_helper_stays() -> Iterator[None]:
+    yield
+    current_watchdog().close()
+
+
+def test_a_process_that_goes_by_itself_is_only_waited_for() -> None:
+    with process("import time; print('up', flush=True); time.sleep(0.1)") as one:
+        assert [name for name, _, _ in ended(recorded(one)).steps] == ["wait for its processes", "wait for the driver"]
+        assert one.wait(5) == 0
+
+
 def test_a_process_that_stays_is_terminated() -> None:
-    with process(PATIENT) as one:
-        stop.end_processes(recorded(one))
+    with process() as one:
+        report = ended(recorded(one))
         assert one.wait(5) == -15
+    assert "terminate its processes" in [name for name, _, _ in report.steps]
+    assert report.errors == []
+    assert 0.3 <= report.steps[0][1] < 3
 
 
-def test_a_process_that_ignores_sigterm_is_killed() -> None:
+def test_a_process_that_ignores_sigterm_is_killed_and_named() -> None:
     with process(STUBBORN) as one:
-        stop.end_processes(recorded(one))
+        report = ended(recorded(one))
         assert one.wait(5) == -9
+    (error,) = report.errors
+    assert error.startswith(
+        f"kill its processes: TimeoutError: had not ended 0.3 s after SIGTERM, and were killed: {one.pid} ("
+    )
+
+
+def test_a_worker_whose_core_has_died_is_ended_too() -> None:
+    with process(CORE) as core:
+        handle = recorded(core)
+        worker = proc.identify(int(core.line))  # type: ignore[attr-defined]
+        assert worker is not None
+        children.add(handle, [identity(core)])
+        assert worker in current_watchdog().known(handle.number)
+        handle.processes = frozenset({identity(core)})  # this process has not seen the worker
+        current_watchdog()._engines[handle.number] |= {worker}
+        core.kill()
+        core.wait()
+        ended(handle)
+        assert not proc.is_running(worker)
+
+
+def test_the_processes_of_a_failed_start_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "_GRACE", 5.0)
+    with process() as one:
+        begun = time.monotonic()
+        ended(recorded(one, state=State.FAILED))
+        assert one.wait(5) == -15
+    assert time.monotonic() - begun < 2
 
 
 def test_only_recorded_processes_are_touched() -> None:
     with ExitStack() as stack:
-        ours, bystander = (stack.enter_context(process(PATIENT)) for _ in range(2))
-        stop.end_processes(recorded(ours))
+        ours, bystander = (stack.enter_context(process()) for _ in range(2))
+        ended(recorded(ours))
         assert bystander.poll() is None
 
 
 def test_a_recycled_number_is_not_our_process() -> None:
-    with process(PATIENT) as one:
+    with process() as one:
         handle = recorded(one)
-        (identity,) = handle.traces.children
-        handle.traces.children = frozenset({replace(identity, started=identity.started - 60)})
-        stop.end_processes(handle)
+        former = replace(identity(one), started=identity(one).started - 60)
+        handle.processes = frozenset({former})
+        ended(handle)
         assert one.poll() is None
 
 
-def test_pythons_helper_for_shared_memory_is_left_to_the_session() -> None:
-    resource_tracker.ensure_running()
-    helper = psutil.Process(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    handle = recorded()
-    handle.traces.children = frozenset({ProcessId(helper.pid, helper.create_time())})
-    stop.end_processes(handle)
-    assert helper.is_running()
+def test_an_engine_without_processes_has_no_stages() -> None:
+    assert ended(recorded()).steps == []
 
 
 def test_a_process_that_survives_everything_is_an_error_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    with process(PATIENT) as one:
-        for signal in ("terminate", "kill"):
-            monkeypatch.setattr(psutil.Process, signal, lambda _self: None)
-        with pytest.raises(TimeoutError, match=f"still running after SIGKILL: {one.pid}"):
-            stop.end_processes(recorded(one))
+    with process() as one:
+        monkeypatch.setattr(reap, "send", lambda *_: False)
+        (error,) = ended(recorded(one)).errors
+    assert f"still running 0.3 s after SIGKILL: {one.pid} (" in error
+
+
+def test_vllms_own_shutdown_gets_a_limit_where_it_takes_one() -> None:
+    with process() as one:
+        client = Client(one.kill)
+        with engine(one, client) as handle:
+            report = stop.stop(handle)
+    assert client.limits == [0.3]
+    assert report.errors == []
+    assert handle.state is State.CLOSED
+
+
+def test_a_shutdown_that_takes_no_limit_gets_none() -> None:
+    with process() as one:
+
+        def shutdown() -> None:
+            one.kill()
+
+        with engine(one, SimpleNamespace(shutdown=shutdown)) as handle:
+            assert stop.stop(handle).errors == []
+
+
+def test_an_error_of_vllms_shutdown_is_reported_and_the_processes_are_ended() -> None:
+    def shutdown() -> None:
+        raise RuntimeError("no socket")
+
+    with process() as one, engine(one, Client(shutdown)) as handle:
+        report = stop.stop(handle)
+        assert one.wait(5) == -15
+    assert report.errors == ["shut it down: RuntimeError: no socket"]
+
+
+def test_a_shutdown_that_hangs_on_its_processes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "_LIMIT", 0.3)
+    with process(STUBBORN) as one, engine(one, Client(lambda: one.wait() and None)) as handle:
+        report = stop.stop(handle)
+        assert one.wait(5) == -9
+    assert "did not return within 0.3 s, and its processes were killed" in report.errors[0]
+
+
+def test_a_second_interrupt_kills_at_once_and_is_passed_on() -> None:
+    def shutdown() -> None:
+        raise KeyboardInterrupt
+
+    with process(STUBBORN) as one, engine(one, Client(shutdown)) as handle:
+        with pytest.raises(KeyboardInterrupt):
+            stop.stop(handle)
+        assert one.wait(1) == -9
+        assert handle in registry.handles()  # whoever ends the session tries again
+        registry.closed(handle, CloseReport())
+
+
+class Driver:
+    """An NVML that drops processes some time after their end."""
+
+    name = "nvml"
+    reason = ""
+
+    def __init__(self, readings: Callable[[], Reading]) -> None:
+        self._readings = readings
+
+    def available(self) -> bool:
+        return True
+
+    def read(self, _ours: frozenset[int]) -> dict[str, Reading]:
+        return {"cuda:0": self._readings()}
+
+
+def listing(*pids: int) -> Reading:
+    uses = tuple(ProcessUse(pid, 1 << 30, "VLLM::EngineCore", ours=True) for pid in pids)
+    return Reading("cuda:0", used=len(pids) << 30, own=0, children=len(pids) << 30, others=0, processes=uses)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Reading]], None]:
+    def install(readings: Callable[[], Reading]) -> None:
+        gauge = SimpleNamespace(meters=(Driver(readings),))
+        monkeypatch.setattr(measure, "current_gauge", lambda: gauge)
+
+    return install
+
+
+GONE = ProcessId(2**22 + 1, 1)
+
+
+def test_it_is_waited_until_the_driver_has_dropped_the_processes(driver: Callable[..., None]) -> None:
+    begun = time.monotonic()
+    driver(lambda: listing(GONE.pid) if time.monotonic() - begun < 0.3 else listing())
+    measure.wait_until_dropped([GONE], 5)
+    assert 0.3 <= time.monotonic() - begun < 1
+
+
+def test_a_neighbour_on_the_device_is_not_waited_for(driver: Callable[..., None]) -> None:
+    driver(lambda: listing(4711))
+    begun = time.monotonic()
+    measure.wait_until_dropped([GONE], 5)
+    assert time.monotonic() - begun < 0.1
+
+
+def test_a_driver_that_drops_nothing_is_an_error_with_process_and_device(driver: Callable[..., None]) -> None:
+    driver(lambda: listing(GONE.pid))
+    with pytest.raises(TimeoutError, match=rf"0.1 s after their end the driver still lists {GONE.pid} on cuda:0"):
+        measure.wait_until_dropped([GONE], 0.1)
+
+
+def test_where_processes_are_hidden_the_device_has_to_be_flat(driver: Callable[..., None]) -> None:
+    begun = time.monotonic()
+
+    def hidden() -> Reading:
+        falling = max(0.0, 0.3 - (time.monotonic() - begun))
+        return Reading("cuda:0", used=int(falling * 2**30))
+
+    driver(hidden)
+    measure.wait_until_dropped([GONE], 5)
+    assert 0.5 <= time.monotonic() - begun < 2
+
+
+def test_children_of_other_threads_are_not_the_engines() -> None:
+    handle = registry.begin("LLMEngine")
+    go, gone = threading.Event(), threading.Event()
+    server: list[subprocess.Popen[bytes]] = []
+
+    def serve() -> None:
+        go.wait(10)
+        server.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        gone.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with children.recorded(handle):
+        core = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        go.set()
+        gone.wait(10)
+    thread.join()
+    try:
+        assert {process.pid for process in handle.processes} == {core.pid}
+        ended(handle)
+        assert core.wait(5) == -signal.SIGTERM
+        assert server[0].poll() is None
+    finally:
+        core.kill()
+        server[0].kill()
+        server[0].wait()
+        registry.closed(handle, CloseReport())
+
+
+def test_two_engines_that_are_built_at_once_have_their_own_processes() -> None:
+    handles = [registry.begin("LLMEngine") for _ in range(2)]
+    barrier = threading.Barrier(2)
+    cores: dict[int, subprocess.Popen[bytes]] = {}
+
+    def build(number: int) -> None:
+        handles[number].thread = threading.get_ident()
+        with children.recorded(handles[number]):
+            barrier.wait(10)
+            cores[number] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            barrier.wait(10)
+
+    threads = [threading.Thread(target=build, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        for number, handle in enumerate(handles):
+            assert {process.pid for process in handle.processes} == {cores[number].pid}
+    finally:
+        for core in cores.values():
+            core.kill()
+            core.wait()
+        for handle in handles:
+            ended(handle)
+            registry.closed(handle, CloseReport())
