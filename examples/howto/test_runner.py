@@ -26,6 +26,11 @@ def test_several(vllm_runner, model, small):
     assert second.generate_greedy(["Hello"], max_tokens=4)
 
 
+def test_limited_start(vllm_runner, model, small):
+    llm = vllm_runner(model, start_timeout="2 min", **small)
+    assert not llm.closed
+
+
 def test_budget(vllm_runner, model):
     llm = vllm_runner(model, max_memory="2 GiB", dtype="float32", enforce_eager=True)
     assert llm.generate_greedy(["Hello"], max_tokens=4)

@@ -11,6 +11,7 @@ from typing import Any
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State
 from pytest_vllm_cleanup.memory import HOST, Adjustment, Gauge, Grants, Reading, Snapshot
 from pytest_vllm_cleanup.memory.expectation import context_bytes
+from pytest_vllm_cleanup.memory.tenants import Tenants
 from pytest_vllm_cleanup.memory.units import MIB
 
 # On vLLM's CPU platform an engine's memory is host memory, and so are the modules and compilers that the first engine
@@ -215,8 +216,10 @@ def footprint(before: Reading, after: Reading) -> Adjustment:
     elif before.reserved is None and after.reserved is not None and allocated > 0:
         pass  # Processes are hidden, and CUDA came up in this one meanwhile: what is not a tensor may be its context.
     elif after.used is not None and before.used is not None:
-        # Processes are hidden (in containers): what is not this process's allocator's is the engine's.
-        children = after.used - before.used - ((after.reserved or 0) - (before.reserved or 0))
+        # Processes are hidden (in containers): what is not this process's allocator's, and not that of a process which
+        # is surely not ours, is the engine's.
+        theirs = Tenants(before, after).held()
+        children = after.used - theirs[1] - (before.used - theirs[0]) - ((after.reserved or 0) - (before.reserved or 0))
     return Adjustment(allocated=allocated, children=children, below=below)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_vllm_cleanup.checks.check import Result
 from pytest_vllm_cleanup.memory import DeviceVerdict, Reading, Snapshot, format_size
+from pytest_vllm_cleanup.memory.tenants import strangers, tells
 
 _FIGURES = ("used", "own", "children", "others", "allocated", "reserved")
 _ADVICE = {
@@ -11,7 +12,7 @@ _ADVICE = {
     "allocator cache": "The allocator keeps blocks that it cannot hand back: a memory pool or CUDA graph lives on.",
     "processes": "A child process still holds memory: close its engine with close_engine() or use vllm_runner.",
     "below allocator": "The memory is below torch's allocator: CUDA graphs, communicators or loaded kernels.",
-    "device": "The device as a whole has not come back; per-process figures are not visible here.",
+    "device": "The device as a whole has not come back; processes that are not ours cannot be told from ours here.",
     "host": "Objects of this process or a child process are still alive: look for globals, caches and engines.",
 }
 
@@ -28,6 +29,8 @@ def sentence(name: str, result: Result) -> str:
         text += f" It left {_engines(result)} alive. {_CLOSE}"
     elif leaks:
         text += f" {_ADVICE.get(leaks[0].reason, '')}"
+    if named := "; ".join(str(change) for device in leaks for change in device.processes):
+        text += f" Processes of ours: {named}."
     return text
 
 
@@ -40,11 +43,23 @@ def not_measured(name: str, result: Result) -> str:
     return f"{name}: whether GPU memory was released could not be measured: {why}."
 
 
+def foreign(name: str, result: Result) -> str:
+    """Return whose memory grew beside a test that gave all of its own back, in one sentence."""
+    parts = [_foreign(device) for device in result.verdict.devices if device.outcome == "foreign"]
+    return f"{name} left nothing of its own, but {' and '.join(parts)}."
+
+
 def evidence(result: Result) -> str:
     """Return the readings before and after, device by device, and what else is known."""
     lines = []
     for name in sorted(result.baseline.keys() | result.after.keys()):
         lines += _table(name, result.baseline, result.after)
+    for device in result.verdict.devices:
+        if device.why:
+            whole = "" if device.outcome == "foreign" and device.processes else ", so the device as a whole was judged"
+            lines.append(f"{device.device}: per-process figures of ours are not visible: {device.why}{whole}")
+        if device.outcome == "foreign":
+            lines.append(f"not of this test: {_foreign(device)}")
     if result.abandoned:
         lines += ["engines still alive:", *(f"  {engine}" for engine in result.abandoned)]
     if result.trend == "falling":
@@ -61,6 +76,12 @@ def _leak(device: DeviceVerdict) -> str:
         f"({format_size(device.baseline)} before, {format_size(device.after)} after, "
         f"tolerance {format_size(device.tolerance)})"
     )
+
+
+def _foreign(device: DeviceVerdict) -> str:
+    grew = f"{format_size(device.baseline)} -> {format_size(device.after)}"
+    named = "; ".join(str(change) for change in device.processes)
+    return f"{device.reason} on {device.device} ({grew} by {device.meter}{': ' if named else ''}{named})"
 
 
 def exact_size(size: int) -> str:
@@ -82,9 +103,12 @@ def _table(name: str, baseline: Snapshot, after: Snapshot) -> list[str]:
         if old is None and new is None:
             continue
         lines.append(f"  {figure:<10}{_size(old):>12} -> {_size(new):>12}{_change(old, new)}")
+    theirs = strangers(before, now)
     for process in now.processes or ():
-        whose = "ours" if process.ours else "not ours"
+        whose = "ours" if process.ours else "not ours" if process.pid in theirs else "whose is not known"
         lines.append(f"  pid {process.pid} {process.name or '?'}: {_size(process.bytes)}, {whose}")
+    if not tells(now):
+        lines += [f"  pid {process.pid} {process.name or '?'} of ours is alive" for process in now.living or ()]
     return lines
 
 

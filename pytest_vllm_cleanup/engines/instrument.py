@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +22,7 @@ from pytest_vllm_cleanup.guard import guarded
 
 _ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
 _CORE = ("vllm.v1.engine.core", "EngineCore")
+_START_UP = ("vllm.v1.engine.utils", "zmq_socket_ctx")
 _installed = False
 _environ_before: ContextVar[dict[str, str] | None] = ContextVar("environ_before", default=None)
 
@@ -35,6 +37,7 @@ def install() -> None:
         _when_imported(module, f"{name}.from_engine_args", _configure)
         _when_imported(module, f"{name}.__init__", _construct)
     _when_imported(_CORE[0], f"{_CORE[1]}.shutdown", _shut_down_core)
+    _when_imported(*_START_UP, _let_interrupts_through)
     with guarded("looking for engines that were built before"):
         for engine in _existing():
             record(registry.begin(type(engine).__name__), engine)
@@ -66,6 +69,29 @@ def _when_imported(module: str, target: str, wrapper: Callable[..., Any]) -> Non
             wrapt.wrap_function_wrapper(imported, target, wrapper)
 
     wrapt.register_post_import_hook(patch, module)
+
+
+def _let_interrupts_through(
+    wrapped: Callable[..., AbstractContextManager[Any]], _none: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[Any]:
+    return _interruptible(wrapped(*args, **kwargs))
+
+
+@contextmanager
+def _interruptible(manager: AbstractContextManager[Any]) -> Iterator[Any]:
+    # In here vLLM waits for its engine core to start, swallows Ctrl-C (0.11 to 0.33), and waits again, for minutes.
+    interrupt = None
+    with manager as value:
+        try:
+            yield value
+        except KeyboardInterrupt as problem:
+            interrupt = problem
+            raise
+    if interrupt is not None:
+        try:
+            raise interrupt
+        finally:
+            interrupt = None  # its traceback has this frame
 
 
 def _configure(wrapped: Callable[..., Any], _class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pytest_vllm_cleanup.engines import traces
 from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Reading, choose_gauge
+from pytest_vllm_cleanup.processes import proc
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
 _PAUSE = 0.02  # seconds between two readings
@@ -26,8 +27,8 @@ def current_gauge() -> Gauge:
 
 
 def our_processes() -> frozenset[int]:
-    """Return the ids of this process, its descendants, and the recorded processes of its engines."""
-    recorded = {child.pid for handle in registry.handles() for child in handle.processes}
+    """Return the ids of this process, its descendants, and the recorded processes of its engines that still run."""
+    recorded = {child.pid for handle in registry.handles() for child in handle.processes if proc.is_running(child)}
     return frozenset({os.getpid(), *recorded, *(child.pid for child in traces.children())})
 
 
@@ -54,9 +55,9 @@ def wait_until_dropped(processes: Iterable[ProcessId], timeout: float) -> None:
             f"{use.pid} on {reading.device}"
             for reading in readings
             for use in reading.processes or ()
-            if use.ours and use.pid in gone
+            if reading.listed and use.pid in gone
         }
-        hidden = [reading.used for reading in readings if reading.used is not None and reading.children is None]
+        hidden = [reading.used for reading in readings if reading.used is not None and not reading.listed]
         now = time.monotonic()
         if hidden != last:
             last, flat_since = hidden, now

@@ -7,12 +7,14 @@ from .gauge import Gauge, choose_gauge
 from .reading import HOST, ProcessUse, Reading, Snapshot
 from .rules import DeviceVerdict, Outcome
 from .settle import Settled, settle
+from .tenants import Change
 from .units import format_size, parse_duration, parse_size
 from .verdict import Verdict, combine, judge, judge_all
 
 __all__ = [
     "HOST",
     "Adjustment",
+    "Change",
     "DeviceVerdict",
     "Gauge",
     "Grants",

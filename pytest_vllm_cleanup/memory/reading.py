@@ -42,6 +42,11 @@ class Reading:
         allocated: Live tensors in this process, by torch's caching allocator.
         reserved: What that allocator took from the driver.
         processes: Who is on the device, where that can be had.
+        listed: Whether the numbers in ``processes`` are known to be those of our own process table. In a container
+            they can be the host's, or our processes may not be listed at all.
+        context: Whether this process may have a CUDA context on the device; False only where that is certain.
+        living: Our other processes that live and may have a context on some device, by our own process table, so
+            that they are known where the driver hides them. Their bytes are None.
         identity: The driver's unique name (UUID) of the device. An ordinal can change its device when CUDA
             comes up, since CUDA orders devices by speed and the driver's library by bus address.
     """
@@ -56,7 +61,15 @@ class Reading:
     allocated: int | None = None
     reserved: int | None = None
     processes: tuple[ProcessUse, ...] | None = None
+    listed: bool | None = None
+    context: bool | None = None
+    living: tuple[ProcessUse, ...] | None = None
     identity: str | None = None
+
+    @property
+    def absent(self) -> bool:
+        """Whether nothing that is in use on the device can be ours."""
+        return self.context is False and self.living == ()
 
 
 Snapshot = dict[str, Reading]

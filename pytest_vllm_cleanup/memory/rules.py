@@ -7,12 +7,13 @@ process below its allocator; the whole device. Each rule knows what it cannot se
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .expectation import Adjustment, Grants
 from .reading import HOST, Reading
-from .units import MIB
+from .tenants import NEIGHBOUR, Change, Tenants, beside_ours, changes, why
+from .units import MIB, format_size
 
 Outcome = Literal["released", "foreign", "unknown", "leaked"]
 
@@ -33,6 +34,7 @@ _BELOW = "this process below its allocator"
 _DEVICE = "device"
 _OTHERS = "other processes on the device"
 _HOST = "private host memory"
+_ADVICE = "give these tests a device of their own, or this container the process table of its host (docker: --pid=host)"
 SEE_PROCESSES = frozenset({_PROCESSES, _DEVICE, _HOST})
 """Figures that also show what our other processes hold; an engine usually lives in one."""
 
@@ -51,6 +53,8 @@ class DeviceVerdict:
         baseline: The figure before, in bytes; 0 if no figure decided.
         after: The figure after, in bytes; 0 if no figure decided.
         tolerance: The bytes that were let pass.
+        why: Why the device as a whole was judged, as a sentence; empty where our processes were told from others.
+        processes: Those that decided: ours that hold more than before, or for ``foreign`` those of others.
     """
 
     outcome: Outcome
@@ -61,6 +65,13 @@ class DeviceVerdict:
     baseline: int
     after: int
     tolerance: int
+    why: str = ""
+    processes: tuple[Change, ...] = ()
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether bytes are missing that can be those of a process which has just ended, and are worth a wait."""
+        return self.outcome == "leaked" or (self.outcome != "released" and self.meter == _DEVICE and self.stayed > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,12 @@ class Case:
             return
         yield self.processes()
         yield self.below()
-        yield self.device() if self.device_decides() else self.strangers()
+        if self.after.absent:
+            yield self.absent()
+        elif all(reading.own is not None and reading.children is not None for reading in (self.baseline, self.after)):
+            yield self.strangers()
+        else:
+            yield self.device()
 
     def allocator(self) -> DeviceVerdict | None:
         """Judge the live tensors of this process. Where CUDA was not up there were none."""
@@ -111,17 +127,20 @@ class Case:
 
     def processes(self) -> DeviceVerdict | None:
         """Judge our other processes: of an engine that was stopped nothing may be left."""
-        if self.baseline.children is None or self.after.children is None or self.nobody_listed():
+        if self.after.children is None:
             return None
-        return self.compare(
-            "processes",
-            _PROCESSES,
-            self.baseline.children,
-            self.after.children,
-            self.expected.children,
-            EXACT_TOLERANCE,
-            self.grants.working.children,
-        )
+        ours = {use.pid for use in self.after.processes or () if use.ours}
+        before, expected = self.baseline.children, self.expected.children
+        if before is None and self.baseline.processes is not None and self.after.listed:
+            # Their numbers are known only now, and those of engines that have left never will be.
+            before = sum(change.before or 0 for change in changes(ours, self.baseline, self.after))
+            expected = max(0, expected)
+        if before is None:
+            return None
+        working = self.grants.working.children
+        verdict = self.compare("processes", _PROCESSES, before, self.after.children, expected, EXACT_TOLERANCE, working)
+        grown = (change for change in changes(ours, self.baseline, self.after) if change.growth > 0)
+        return replace(verdict, processes=tuple(grown) if verdict.outcome == "leaked" else ())
 
     def below(self) -> DeviceVerdict | None:
         """Judge this process below its allocator: the context is granted once, growth per test within limits."""
@@ -135,42 +154,86 @@ class Case:
         allowed = self.grants.first_use if first else self.grants.overhead
         return self.compare("below allocator", _BELOW, before, after, self.expected.below, EXACT_TOLERANCE, allowed)
 
-    def device(self) -> DeviceVerdict | None:
-        """Judge the whole device, where nothing finer is known. What the allocator holds is judged by itself."""
+    def absent(self) -> DeviceVerdict | None:
+        """Judge a device on which nothing can be ours any more: what has grown there is not ours."""
         if self.baseline.used is None or self.after.used is None:
             return None
-        if self.baseline.others or self.after.others:
-            return self.unknown("other processes use the device, and our own cannot be told from them")
+        expected = self.expected.children + self.expected.below
+        verdict = self.compare(
+            "nothing of ours is on the device, and it grew",
+            _DEVICE,
+            self.baseline.used,
+            self.after.used,
+            expected,
+            DEVICE_TOLERANCE,
+            failing="foreign",
+        )
+        if verdict.outcome == "released":
+            return verdict
+        grew = self.neighbours_grew()
+        explained = grew is not None and verdict.stayed - grew.stayed <= grew.tolerance
+        return grew if grew is not None and explained else replace(verdict, why=why(self.after))
+
+    def device(self) -> DeviceVerdict | None:
+        """Judge the device beside torch's allocator and known neighbours, where ours cannot be told from others."""
+        if self.baseline.used is None or self.after.used is None:
+            return None
+        tenants = Tenants(self.baseline, self.after)
+        reserved, theirs = self.reserved(), tenants.held()
+        floor = self.baseline.used - reserved[0] - theirs[0]
         # A sleeping engine keeps its reservation and not its memory; what comes back with it is no growth.
-        floor = 0 if self.baseline.reserved is None else self.grants.known_context
-        reserved = self.reserved()
-        before, after = max(self.baseline.used - reserved[0], floor), self.after.used - reserved[1]
+        before = max(floor, 0 if self.baseline.reserved is None else self.grants.known_context)
+        after = self.after.used - reserved[1] - theirs[1]
         allowed = self.grants.working.children
         if self.after.reserved is not None:
             allowed += self.grants.first_use if self.baseline.reserved is None else self.grants.overhead
         expected = self.expected.children + self.expected.below
-        return self.compare("device", _DEVICE, before, after, expected, DEVICE_TOLERANCE, allowed)
+        verdict = self.compare("device", _DEVICE, before, after, expected, DEVICE_TOLERANCE, allowed)
+        doubt = tenants.doubt(floor)
+        verdict = replace(verdict, why=", and ".join(filter(None, (why(self.after) or why(self.baseline), doubt))))
+        # One of ours that should not be there, and is, beside memory that should not be taken, and is: no doubt.
+        orphans = tenants.newcomers() if self.expected.children <= 0 else ()
+        if verdict.outcome == "leaked":
+            if doubt and not orphans:
+                grew = f"the device grew by {format_size(verdict.stayed)}"
+                return self.unknown(f"{grew}, and {doubt}; {_ADVICE}", verdict)
+            return replace(verdict, processes=tuple(Change(use.pid, use.name, 0, None) for use in orphans))
+        hideable = tenants.hideable()
+        back = max(0, reserved[0] - reserved[1]) + max(0, -expected)
+        if doubt and (hideable is None or hideable - back > verdict.tolerance):
+            return self.unknown(f"{doubt}, so that a leak may be hidden; {_ADVICE}")
+        return self.neighbours_grew() or verdict
 
     def strangers(self) -> DeviceVerdict | None:
         """Judge growth of the device that our processes do not explain; never a leak."""
-        before, after = (_not_ours(reading) for reading in (self.baseline, self.after))
+        before, after = (beside_ours(reading) for reading in (self.baseline, self.after))
         if before is None or after is None:
             return None
-        rest = self.compare("", _DEVICE, before, after, 0, DEVICE_TOLERANCE)
-        if rest.outcome == "released":
-            return None
+        rest = self.compare("", _DEVICE, before, after, 0, DEVICE_TOLERANCE, failing="unknown")
         others = (self.baseline.others, self.after.others)
         if others[0] is None or others[1] is None:
-            return self.unknown("the device grew, and what other processes hold cannot be read")
-        grew = self.compare(
-            "other processes grew", _OTHERS, others[0], others[1], 0, DEVICE_TOLERANCE, failing="foreign"
-        )
-        if grew.outcome == "foreign":
-            return grew
+            reason = f"the device grew, and what other processes hold cannot be read; {_ADVICE}"
+            return None if rest.outcome == "released" else self.unknown(reason, rest)
         # Each context costs the driver a little that no process is charged for.
-        if rest.stayed > max(rest.tolerance, self.grants.overhead):
-            return self.unknown("the device grew, and no process that is listed on it did")
-        return None
+        unlisted = self.compare(
+            "", _DEVICE, before - others[0], after - others[1], 0, DEVICE_TOLERANCE, self.grants.overhead, "unknown"
+        )
+        if unlisted.outcome == "released":
+            return self.neighbours_grew()
+        if before - others[0] > NEIGHBOUR:
+            return replace(unlisted, outcome="foreign", reason="processes that are not listed here grew")
+        grew = f"the device grew by {format_size(unlisted.stayed)}"
+        return self.unknown(f"{grew}, and no process that is listed on it did; {_ADVICE}", unlisted)
+
+    def neighbours_grew(self) -> DeviceVerdict | None:
+        """Return that others took more, with their names; None if those that are known did not."""
+        tenants = Tenants(self.baseline, self.after)
+        before, after = tenants.held()
+        grew = self.compare("other processes grew", _OTHERS, before, after, 0, DEVICE_TOLERANCE, failing="foreign")
+        if grew.outcome == "released":
+            return None
+        named = tuple(change for change in tenants.neighbours() if change.growth > 0)
+        return replace(grew, processes=named, why=why(self.after) or why(self.baseline))
 
     def host(self) -> DeviceVerdict | None:
         """Judge host memory of this process and its children."""
@@ -183,16 +246,6 @@ class Case:
     def reserved(self) -> tuple[int, int]:
         """Return the allocator's share, before and after; of neither where it cannot be read any more."""
         return (0, 0) if self.after.reserved is None else (self.baseline.reserved or 0, self.after.reserved)
-
-    def nobody_listed(self) -> bool:
-        """Whether the driver names no process, so that its list says nothing about ours."""
-        return self.baseline.processes == () and self.after.processes == ()
-
-    def device_decides(self) -> bool:
-        """Whether what our processes hold is not known, or is claimed by an empty list of processes."""
-        readings = (self.baseline, self.after)
-        hidden = any(reading.own is None or reading.children is None for reading in readings)
-        return hidden or self.nobody_listed()
 
     def compare(
         self,
@@ -220,14 +273,9 @@ class Case:
             tolerance=limit,
         )
 
-    def unknown(self, reason: str) -> DeviceVerdict:
-        """Say nothing, which is not the same as released."""
+    def unknown(self, reason: str, grown: DeviceVerdict | None = None) -> DeviceVerdict:
+        """Say nothing, which is not the same as released; with the figure that asked the question, if there is one."""
+        if grown is not None:
+            return replace(grown, outcome="unknown", reason=reason)
         tolerance = DEVICE_TOLERANCE if self.tolerance is None else self.tolerance
         return DeviceVerdict("unknown", reason, self.after.device, "none", 0, 0, 0, tolerance)
-
-
-def _not_ours(reading: Reading) -> int | None:
-    """Return what is in use on the device beside our processes; None if it cannot be had."""
-    if reading.used is None or reading.own is None or reading.children is None:
-        return None
-    return reading.used - reading.own - reading.children

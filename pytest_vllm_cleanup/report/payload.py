@@ -79,4 +79,6 @@ def record_properties(item: pytest.Item, result: Result) -> None:
 def _text(name: str, result: Result) -> str:
     if result.leaked:
         return message.sentence(name, result)
+    if result.outcome == "foreign":
+        return message.foreign(name, result)
     return message.not_measured(name, result) if result.outcome == "unknown" else ""

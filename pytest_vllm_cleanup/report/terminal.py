@@ -19,6 +19,7 @@ class Terminal:
     def __init__(self) -> None:
         self._leaks: list[tuple[pytest.TestReport, dict[str, Any]]] = []
         self._unmeasured: list[str] = []
+        self._foreign: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(
@@ -38,9 +39,11 @@ class Terminal:
                 self._leaks.append((report, data))
             elif data is not None and data["outcome"] == "unknown":
                 self._unmeasured.append(data["text"])
+            elif data is not None and data["outcome"] == "foreign":
+                self._foreign.append(data["text"])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show each leak with its evidence, and what could not be measured."""
+        """Show each leak with its evidence, what could not be measured and, with -v, what others took meanwhile."""
         with guarded("showing leaks"):
             if self._leaks:
                 terminalreporter.write_sep("=", "LEAKS")
@@ -50,6 +53,10 @@ class Terminal:
                 terminalreporter.write_sep("=", "GPU memory not measured")
             for text in self._unmeasured:
                 terminalreporter.write_line(text)
+            if self._foreign and terminalreporter.verbosity > 0:
+                terminalreporter.write_sep("=", "GPU memory that others took")
+                for text in self._foreign:
+                    terminalreporter.write_line(text)
 
 
 def _show(terminalreporter: pytest.TerminalReporter, report: pytest.TestReport, data: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_vllm_cleanup.checks.ledger import Ledger
+from pytest_vllm_cleanup.checks.ledger import Ledger, footprint
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State
-from pytest_vllm_cleanup.memory import Gauge, Reading, judge_all
+from pytest_vllm_cleanup.memory import Adjustment, Gauge, ProcessUse, Reading, judge_all
 
 MIB = 1 << 20
 CONTEXT = 761  # MiB, as measured on an H200
@@ -61,3 +61,15 @@ def test_an_engine_in_child_processes_is_charged_to_its_fixture_all_the_same():
     ledger.after_build(handle)
     verdict = judge_all(before, alive, expected=ledger.expected(start), grants=ledger.grants(alive, 0, start))
     assert verdict.outcome == "released"
+
+
+def test_a_neighbour_that_grows_while_an_engine_is_built_is_no_part_of_the_engine():
+    engine = ProcessUse(812, None, "VLLM::EngineCore", ours=True)
+
+    def reads(used, listed, **fields):
+        uses = tuple(ProcessUse(pid, size * MIB, None, ours=False) for pid, size in listed.items())
+        return Reading("cuda:0", ("dial",), used=(used + sum(listed.values())) * MIB, processes=uses, **fields)
+
+    before = reads(5, {7: 1000}, own=0, children=0, context=False, living=())
+    after = reads(5, {7: 4000, 91234: 7000}, context=False, living=(engine,))
+    assert footprint(before, after) == Adjustment(children=7000 * MIB)

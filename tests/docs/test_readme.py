@@ -51,11 +51,11 @@ def test_a_python_block_compiles_and_is_cut_from_an_example(block):
 
 @pytest.mark.parametrize("pages_", [[pages.README], [REFERENCE]], ids=["README", "reference"])
 def test_the_documented_options_are_those_that_exist(help_text, pages_):
-    existing = set(re.findall(r"--vllm-cleanup-(\w+)", help_text))
+    existing = set(re.findall(r"--vllm-cleanup-([\w-]+)", help_text))
     assert existing
-    assert pages.words(r"`--vllm-cleanup-(\w+)`", *pages_) == existing
+    assert pages.words(r"`--vllm-cleanup-([\w-]+)`", *pages_) == existing
     assert pages.words(r"`vllm_cleanup_(\w+)`", *pages_) == set(re.findall(r"^  vllm_cleanup_(\w+)", help_text, re.M))
-    assert {name.lower() for name in pages.words(r"`PYTEST_VLLM_CLEANUP_(\w+)`", *pages_)} == existing
+    assert {name.lower().replace("_", "-") for name in pages.words(r"`PYTEST_VLLM_CLEANUP_(\w+)`", *pages_)} == existing
 
 
 def test_no_page_names_an_option_that_does_not_exist(help_text):

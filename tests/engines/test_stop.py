@@ -247,7 +247,9 @@ class Driver:
 
 def listing(*pids: int) -> Reading:
     uses = tuple(ProcessUse(pid, 1 << 30, "VLLM::EngineCore", ours=True) for pid in pids)
-    return Reading("cuda:0", used=len(pids) << 30, own=0, children=len(pids) << 30, others=0, processes=uses)
+    return Reading(
+        "cuda:0", used=len(pids) << 30, own=0, children=len(pids) << 30, others=0, processes=uses, listed=True
+    )
 
 
 @pytest.fixture

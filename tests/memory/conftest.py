@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
+
+from pytest_vllm_cleanup.memory.meters import nvml, processes, torch_allocator
 
 GIB = 1 << 30
 
@@ -159,6 +162,16 @@ def fake_torch(monkeypatch):
 def _no_torch(monkeypatch):
     # Another test of the same run may have imported the real one.
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+@pytest.fixture
+def driver_users(monkeypatch):
+    """Which processes use the driver: numbers that a test may add to."""
+    users = {os.getpid()}
+    for module in (nvml, processes):
+        monkeypatch.setattr(module, "uses_driver", users.__contains__)
+    monkeypatch.setattr(torch_allocator, "holds_context", lambda: os.getpid() in users)
+    return users
 
 
 @pytest.fixture

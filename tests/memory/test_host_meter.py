@@ -130,6 +130,18 @@ def test_pythons_own_helper_for_shared_memory_is_no_child_of_ours():
     assert helper not in [use.pid for use in read().processes]
 
 
+def test_the_helper_that_outlives_pytest_is_no_child_of_ours():
+    from pytest_vllm_cleanup.processes.watchdog import Watchdog
+
+    watchdog = Watchdog()
+    watchdog.ensure()
+    try:
+        assert watchdog.pid in [process.pid for process in psutil.Process().children()]
+        assert watchdog.pid not in [use.pid for use in read(frozenset({watchdog.pid})).processes]
+    finally:
+        watchdog.close()
+
+
 def test_memory_shared_with_a_forked_child_is_charged_to_nobody():
     held = bytearray(b"x" * (64 * MIB))
     context = multiprocessing.get_context("fork")

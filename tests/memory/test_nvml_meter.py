@@ -20,7 +20,8 @@ def read(nvml, ours=NOBODY, environ=None, device="cuda:0"):
     return NvmlMeter(environ or {}, module=nvml).read(ours)[device]
 
 
-def test_a_device_is_read_whole_and_by_process(fake_nvml, card):
+def test_a_device_is_read_whole_and_by_process(fake_nvml, card, driver_users):
+    driver_users.add(CHILD)
     nvml = fake_nvml(card(used=20 * GIB, compute=[(ME, GIB), (CHILD, 14 * GIB), (1, 5 * GIB)]))
     reading = read(nvml, frozenset({CHILD}))
     assert (reading.used, reading.total, reading.identity) == (20 * GIB, 140 * GIB, "GPU-aaaa0000")
@@ -36,14 +37,16 @@ def test_a_device_that_nobody_uses_has_known_zeros(fake_nvml, card):
     assert (reading.own, reading.children, reading.others, reading.processes) == (0, 0, 0, ())
 
 
-def test_desktop_programs_are_others_and_counted_once(fake_nvml, card):
+def test_desktop_programs_are_others_and_counted_once(fake_nvml, card, driver_users):
     nvml = fake_nvml(card(compute=[(CHILD, GIB)], graphics=[(CHILD, GIB), (ME, None)]))
+    driver_users.add(ME)
     reading = read(nvml)
     assert reading.others == GIB
     assert len(reading.processes) == 2
 
 
-def test_clients_of_the_multi_process_service_count(fake_nvml, card):
+def test_clients_of_the_multi_process_service_count(fake_nvml, card, driver_users):
+    driver_users.add(CHILD)
     nvml = fake_nvml(card(compute=[]))
     nvml.nvmlDeviceGetMPSComputeRunningProcesses_v2 = lambda _device: [
         SimpleNamespace(pid=CHILD, usedGpuMemory=3 * GIB)
@@ -74,13 +77,15 @@ def test_the_real_library_answers_or_says_why_not():
 
 
 @pytest.mark.parametrize("size", [None, 2**64 - 1, 0])
-def test_a_size_that_the_driver_does_not_tell_is_unknown_not_zero(fake_nvml, card, size):
+def test_a_size_that_the_driver_does_not_tell_is_unknown_not_zero(fake_nvml, card, size, driver_users):
+    driver_users.add(CHILD)
     reading = read(fake_nvml(card(compute=[(ME, GIB), (CHILD, size)])), frozenset({CHILD}))
     assert (reading.own, reading.children, reading.others) == (GIB, None, 0)
     assert next(use.bytes for use in reading.processes if use.pid == CHILD) is None
 
 
-def test_in_a_container_the_hosts_process_ids_are_strangers(fake_nvml, card):
+def test_in_a_container_the_hosts_process_ids_are_strangers(fake_nvml, card, driver_users):
+    driver_users.add(CHILD)
     nvml = fake_nvml(card(used=15 * GIB, compute=[(NOT_A_PID, 14 * GIB)]))
     reading = read(nvml, frozenset({CHILD}))
     assert (reading.own, reading.children, reading.others, reading.used) == (None, None, None, 15 * GIB)
@@ -105,7 +110,8 @@ def test_with_our_own_context_in_the_list_it_is_believed(fake_nvml, card, fake_t
     assert read(fake_nvml(card(compute=[(ME, GIB)]))).own == GIB
 
 
-def test_a_process_that_has_just_ended_does_not_unsettle_what_was_seen(fake_nvml, card):
+def test_a_process_that_has_just_ended_does_not_unsettle_what_was_seen(fake_nvml, card, driver_users):
+    driver_users.add(CHILD)
     device = card(compute=[(CHILD, GIB)])
     meter = NvmlMeter({}, module=fake_nvml(device))
     assert meter.read(frozenset({CHILD}))["cuda:0"].children == GIB
@@ -150,6 +156,7 @@ def test_what_may_not_be_read_is_none_and_said(fake_nvml, card):
     assert "Insufficient Permissions" in meter.reason
 
 
+@pytest.mark.usefixtures("driver_users")
 def test_memory_without_processes_and_processes_without_memory(fake_nvml, card):
     nvml = fake_nvml()
     nvml.cards = (card(used=GIB, list_error=nvml.NVMLError_NotSupported("Not Supported")),)
@@ -266,3 +273,42 @@ def test_after_a_hang_the_driver_is_not_asked_again(fake_nvml, card, stuck):
     assert not meter.available()
     assert time.monotonic() - start < 0.04
     assert "asked no more" in meter.reason
+
+
+def test_nothing_of_ours_can_be_on_a_device_without_a_process_that_uses_the_driver(fake_nvml, card, driver_users):
+    driver_users.clear()
+    meter = NvmlMeter({}, module=fake_nvml(card(used=14 * GIB, compute=[(NOT_A_PID, 14 * GIB)])))
+    alone = meter.read(frozenset({ME, CHILD}))["cuda:0"]
+    assert (alone.absent, alone.listed, alone.others) == (True, False, 14 * GIB)
+    driver_users.add(CHILD)
+    with_engine = meter.read(frozenset({ME, CHILD}))["cuda:0"]
+    assert (with_engine.absent, with_engine.children, with_engine.others) == (False, None, None)
+    assert [use.pid for use in with_engine.living] == [CHILD]
+
+
+def test_a_list_in_which_none_of_ours_was_ever_seen_is_not_believed(fake_nvml, card, driver_users):
+    # Process 1 is there in every container, and is the sandbox itself in the list of some.
+    driver_users.add(CHILD)
+    reading = read(fake_nvml(card(used=14 * GIB, compute=[(1, 14 * GIB)])), frozenset({ME, CHILD}))
+    assert (reading.listed, reading.children, reading.others) == (False, None, None)
+
+
+def test_one_of_ours_on_another_device_shows_whose_numbers_are_listed(fake_nvml, card, driver_users):
+    driver_users.add(CHILD)
+    nvml = fake_nvml(card("GPU-a", used=GIB, compute=[(NOT_A_PID, GIB)]), card("GPU-b", compute=[(CHILD, GIB)]))
+    reading = read(nvml, frozenset({ME, CHILD}))
+    assert (reading.listed, reading.children, reading.others) == (True, 0, GIB)
+
+
+def test_a_process_that_has_by_chance_the_number_of_one_of_ours_is_not_taken_for_it(fake_nvml, card, driver_users):
+    # Ours is a helper that has nothing to do with the driver.
+    driver_users.clear()
+    reading = read(fake_nvml(card(used=GIB, compute=[(CHILD, GIB)])), frozenset({ME, CHILD}))
+    assert (reading.children, reading.others) == (0, GIB)
+    assert [(use.ours, use.name) for use in reading.processes] == [(False, None)]
+
+
+def test_a_context_of_this_process_counts_on_its_own_device_alone(fake_nvml, card, fake_torch):
+    fake_torch({1: (0, 0)}, uuids=("a", "b"))
+    readings = NvmlMeter({}, module=fake_nvml(card("GPU-a"), card("GPU-b"))).read(NOBODY)
+    assert [readings[name].context for name in ("cuda:0", "cuda:1")] == [False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from dataclasses import replace
 
 from pytest_vllm_cleanup.engines import measure
 from pytest_vllm_cleanup.memory import Gauge, ProcessUse, Reading
@@ -26,6 +27,8 @@ class Device:
         self.cached = 0
         self.children = 0
         self.others = 0
+        self.unlisted = 0  # in use, and nobody is listed for it
+        self.hidden = False  # whether the driver lists the processes with the numbers of another table
         self.readable = True
         self._later = []
 
@@ -41,23 +44,33 @@ class Device:
             setattr(self, figure, getattr(self, figure) + change)
         reserved = self.allocated + self.cached
         own = self.context + reserved
-        processes = [ProcessUse(os.getpid(), own, "python", ours=True)]
+        processes = [ProcessUse(os.getpid(), own, "python", ours=True)] if own else []
         if self.children:
             processes.append(ProcessUse(4242, self.children, "VLLM::EngineCore", ours=True))
+        living = tuple(replace(use, bytes=None) for use in processes if use.pid == 4242)
         if self.others:
             processes.append(ProcessUse(777, self.others, "stranger", ours=False))
-        return Reading(
+        reading = Reading(
             device=self.name,
             meters=("fake",),
-            used=own + self.children + self.others,
+            used=own + self.children + self.others + self.unlisted,
             total=TOTAL,
             own=own,
             children=self.children,
             others=self.others,
-            allocated=self.allocated,
-            reserved=reserved,
+            allocated=self.allocated if own else None,
+            reserved=reserved if own else None,
             processes=tuple(processes),
+            listed=not self.hidden,
+            context=bool(own),
+            living=living,
         )
+        if not self.hidden:
+            return reading
+        listed = tuple(ProcessUse(use.pid + 3_000_000 * use.ours, use.bytes, None, ours=False) for use in processes)
+        if reading.absent:
+            return replace(reading, processes=listed)
+        return replace(reading, own=None, children=None, others=None, processes=listed)
 
 
 class Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from ..reading import HOST, ProcessUse, Reading
+from .processes import is_helper
 
 
 class HostMeter:
@@ -83,11 +84,10 @@ def trim_heap() -> None:
 
 
 def _use(process: Any) -> ProcessUse | None:
-    """Return what a process holds; None if it has ended, or is no process of an engine."""
+    """Return what a process holds; None if it has ended, or is a helper of the session."""
     pid: int = process.pid
     try:
-        # Python's helper for shared memory stays until we end, and is no leak.
-        if pid != os.getpid() and "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
+        if pid != os.getpid() and is_helper(process.cmdline()):
             return None
         name: str = process.name()
         size: int | None = _private_bytes(process)

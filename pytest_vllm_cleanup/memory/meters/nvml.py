@@ -6,11 +6,13 @@ import importlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...devices.visible import NvmlDevice, VisibleDevice, from_cuda, from_environment
 from ..reading import ProcessUse, Reading
-from .torch_allocator import cuda_uuids, has_context, initialised_torch
+from .processes import process_name, users_of_driver, uses_driver
+from .torch_allocator import cuda_uuids, initialised_torch, may_have_context
 
 T = TypeVar("T")
 
@@ -132,7 +134,13 @@ class NvmlMeter:
         return from_environment(self._environ, self._inventory)
 
     def _read(self, ours: frozenset[int]) -> dict[str, Reading]:
-        return {device.name: self._read_device(device, ours) for device in self._visible()}
+        living = users_of_driver(ours - {os.getpid()})
+        readings = [replace(self._read_device(device, ours), living=living) for device in self._visible()]
+        # One of ours in the list of any device shows that its numbers are those of our process table.
+        for reading in readings:
+            on_it = {use.pid for use in living} | ({os.getpid()} if reading.context else set())
+            self._seen_ours = self._seen_ours or any(use.pid in on_it for use in reading.processes or ())
+        return {reading.device: self._told(reading) for reading in readings}
 
     def _read_device(self, device: VisibleDevice, ours: frozenset[int]) -> Reading:
         self._refusal = ""
@@ -150,27 +158,42 @@ class NvmlMeter:
         processes = self._processes(handle, ours)
         if used is None and processes is None:
             self._failure = f"NVML gives no figure for {device.name}: {self._refusal}"
-        own: int | None = None
-        children: int | None = None
-        others: int | None = None
-        if processes is not None and self._tells_ours(device, processes, ours):
-            me = os.getpid()
-            own = _total(use for use in processes if use.pid == me)
-            children = _total(use for use in processes if use.ours and use.pid != me)
-            others = _total(use for use in processes if not use.ours)
-        elif processes is not None:
-            # Numbers of another process table: an equal one is somebody else.
-            processes = tuple(ProcessUse(use.pid, use.bytes, use.name, ours=False) for use in processes)
         return Reading(
             device=device.name,
             meters=(self.name,),
             used=used,
             total=total,
-            own=own,
-            children=children,
-            others=others,
             processes=processes,
+            context=may_have_context(device.ordinal),
             identity=device.uuid,
+        )
+
+    def _told(self, reading: Reading) -> Reading:
+        """Fill in what our processes and others hold, where they can be told apart.
+
+        In a container the driver may list the host's numbers, or nobody: our own processes are then strangers by
+        number, and another one may by chance have the number of one of ours.
+        """
+        if reading.processes is None:
+            return reading
+        me = os.getpid()
+        missing = (
+            reading.context and initialised_torch() is not None and all(use.pid != me for use in reading.processes)
+        )
+        trusted = self._seen_ours and not missing
+        uses = reading.processes
+        if not trusted:
+            uses = tuple(
+                ProcessUse(use.pid, use.bytes, use.name if uses_driver(use.pid) else None, ours=False) for use in uses
+            )
+        reading = replace(reading, processes=uses, listed=trusted)
+        if not trusted and not reading.absent:
+            return reading
+        return replace(
+            reading,
+            own=_total(use for use in uses if use.ours and use.pid == me),
+            children=_total(use for use in uses if use.ours and use.pid != me),
+            others=_total(use for use in uses if not use.ours),
         )
 
     def _memory(self, uuid: str, handle: Any) -> tuple[int | None, int | None]:
@@ -207,7 +230,7 @@ class NvmlMeter:
             known = sizes.get(entry.pid)
             sizes[entry.pid] = max(known, size) if known is not None and size is not None else known or size
         mine = ours | {os.getpid()}
-        return tuple(ProcessUse(pid, size, _process_name(pid), ours=pid in mine) for pid, size in sorted(sizes.items()))
+        return tuple(ProcessUse(pid, size, process_name(pid), ours=pid in mine) for pid, size in sorted(sizes.items()))
 
     def _list(self, name: str, handle: Any) -> list[Any] | None:
         # The plain name stands for the newest version, which an older driver lacks.
@@ -216,21 +239,6 @@ class NvmlMeter:
             if found is not None:
                 return found
         return None
-
-    def _tells_ours(self, device: VisibleDevice, processes: tuple[ProcessUse, ...], ours: frozenset[int]) -> bool:
-        """Whether process ids in the driver's list are ids of our process table.
-
-        In a container they can be the host's, and our own processes are then strangers by number.
-        """
-        torch = initialised_torch()
-        listed = {use.pid for use in processes}
-        if torch is not None and has_context(torch, device.ordinal) and os.getpid() not in listed:
-            return False
-        if torch is None and not ours:
-            return True  # nothing of ours can be there, so that all are strangers, whatever their numbers
-        self._seen_ours = self._seen_ours or any(use.ours for use in processes)
-        # Once one of ours was seen, an unknown id is a process that has just ended.
-        return self._seen_ours or all(_exists(pid) for pid in listed)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Call the library; None where this driver, this device or this user may not have the answer."""
@@ -256,23 +264,3 @@ def _total(uses: Any) -> int | None:
     """Return the sum of what some processes hold; None if it is not known of one of them."""
     sizes = [use.bytes for use in uses]
     return None if None in sizes else sum(sizes)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is there, and another user's
-        return True
-    return True
-
-
-def _process_name(pid: int) -> str | None:
-    import psutil  # type: ignore[import-untyped, unused-ignore]
-
-    try:
-        name: str = psutil.Process(pid).name()
-    except psutil.Error:
-        return None
-    return name

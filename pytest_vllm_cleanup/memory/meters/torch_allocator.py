@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ..reading import Reading
+from .processes import holds_context
 
 
 def initialised_torch() -> Any | None:
@@ -20,6 +21,12 @@ def has_context(torch: Any, ordinal: int) -> bool:
     """Whether this process has a CUDA context on the device, without creating one."""
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return bool(ask(ordinal)) if ask is not None else torch.cuda.memory_reserved(ordinal) > 0
+
+
+def may_have_context(ordinal: int) -> bool:
+    """Whether this process may have a CUDA context on the device; False only where that is certain."""
+    torch = initialised_torch()
+    return holds_context() if torch is None else has_context(torch, ordinal)
 
 
 def cuda_uuids(torch: Any) -> tuple[str, ...] | None:
