@@ -18,6 +18,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from common import processor
+
 TESTS_PER_MODULE = 100
 WITHOUT = ["-p", "no:vllm_cleanup"]
 
@@ -105,15 +107,6 @@ def main() -> int:
     print(f"median ratio: {result['median_ratio']:.4f}")
     print(f"median ratio of processor time: {result['median_ratio_of_processor_time']:.4f}")
     return 0
-
-
-def processor() -> str:
-    """Return the model of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

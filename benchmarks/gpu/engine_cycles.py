@@ -8,22 +8,22 @@ Figures are in bytes: allocated and reserved by torch's allocator, and in use on
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from common import Device, Results
 
 from pytest_vllm_cleanup import close_engine, vllm_engine
 from pytest_vllm_cleanup.checks.peak import GpuMemory
@@ -71,29 +71,12 @@ def embedded(llm: Any) -> list[list[int]]:
 class Bench:
     def __init__(self, cycles: int, folder: Path, out: Path) -> None:
         self.cycles = cycles
-        self.out = out
-        self.started = time.monotonic()
         self.memory = GpuMemory()
         self.llama = str(tiny_model(folder / "llama"))
         self.bert = str(tiny_model(folder / "bert", "bert"))
         self.lora = str(tiny_lora(folder / "lora", folder / "llama"))
         self.results: dict[str, Any] = {}
-        self.baseline = self.figures()
-
-    def record(self) -> None:
-        """Write what is known so far, so that a run that is cut short is not lost."""
-        import torch
-
-        record = {
-            "command": " ".join(["python", *sys.argv]),
-            "machine": {"gpu": torch.cuda.get_device_name(0), "python": platform.python_version()},
-            "versions": {name: metadata.version(name) for name in ("vllm", "torch", "nvidia-ml-py", "pytest")},
-            "seconds": round(time.monotonic() - self.started, 1),
-            "baseline": self.baseline,
-            "results": self.results,
-        }
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(record, indent=1) + "\n")
+        self.record = Results(out, Device(), baseline=self.figures(), results=self.results)
 
     def figures(self) -> dict[str, int | None]:
         reading = self.memory.device()
@@ -234,7 +217,7 @@ class Bench:
                 self.results.setdefault(name, {})["error"] = f"{type(problem).__name__}: {problem}"[:600]
                 with suppress(Exception):
                     release_unreleased()
-            self.record()
+            self.record.write()
 
 
 def main() -> None:
