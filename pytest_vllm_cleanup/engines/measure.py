@@ -32,7 +32,13 @@ def our_processes() -> frozenset[int]:
     return frozenset({os.getpid(), *recorded, *(child.pid for child in traces.children())})
 
 
-def wait_until_dropped(processes: Iterable[ProcessId], timeout: float) -> None:
+def lists(processes: Iterable[ProcessId]) -> bool:
+    """Return whether an accelerator lists one of these processes, which are running now."""
+    pids = {process.pid for process in processes if proc.is_running(process)}
+    return any(use.pid in pids for reading in _accelerators() for use in reading.processes or ())
+
+
+def wait_until_dropped(processes: Iterable[ProcessId], were_listed: bool, timeout: float) -> None:
     """Wait until no accelerator lists processes that have ended; the driver drops them some time later.
 
     Where it does not tell our processes (in some containers), it is waited until the device's memory has been flat for
@@ -40,6 +46,7 @@ def wait_until_dropped(processes: Iterable[ProcessId], timeout: float) -> None:
 
     Args:
         processes: the processes.
+        were_listed: whether the driver listed them while they ran, so that it will tell when it has dropped them.
         timeout: how long to wait, in seconds.
 
     Raises:
@@ -55,9 +62,10 @@ def wait_until_dropped(processes: Iterable[ProcessId], timeout: float) -> None:
             f"{use.pid} on {reading.device}"
             for reading in readings
             for use in reading.processes or ()
-            if reading.listed and use.pid in gone
+            if (were_listed or reading.listed) and use.pid in gone
         }
-        hidden = [reading.used for reading in readings if reading.used is not None and not reading.listed]
+        tells = were_listed or all(reading.listed for reading in readings)
+        hidden = [] if tells else [reading.used for reading in readings if reading.used is not None]
         now = time.monotonic()
         if hidden != last:
             last, flat_since = hidden, now

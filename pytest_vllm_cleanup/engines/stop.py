@@ -31,8 +31,9 @@ def stop(handle: EngineHandle) -> CloseReport:
     report = CloseReport()
     handle.state = State.CLOSING
     try:
+        were_listed = measure.lists(handle.processes)
         report.run("shut it down", _shut_down, handle)
-        end_processes(handle, report)
+        end_processes(handle, report, were_listed)
     except BaseException:
         kill(handle)
         raise
@@ -43,7 +44,7 @@ def stop(handle: EngineHandle) -> CloseReport:
     return report
 
 
-def end_processes(handle: EngineHandle, report: CloseReport) -> None:
+def end_processes(handle: EngineHandle, report: CloseReport, were_listed: bool = False) -> None:
     """Wait for an engine's processes; SIGTERM once, then SIGKILL, those that do not go by themselves.
 
     Then wait until the driver has dropped them: it gives memory back some time after a process has ended.
@@ -51,6 +52,7 @@ def end_processes(handle: EngineHandle, report: CloseReport) -> None:
     Args:
         handle: the engine. One that failed to start is not waited for.
         report: where the stages are noted.
+        were_listed: whether the driver listed them while they ran.
     """
     if not handle.processes:
         return
@@ -63,7 +65,7 @@ def end_processes(handle: EngineHandle, report: CloseReport) -> None:
         report.run("kill its processes", _kill, left)
     with suppress(Exception):
         multiprocessing.active_children()  # fetches the exit status of those that have ended: none stays as a zombie
-    report.run("wait for the driver", measure.wait_until_dropped, handle.processes, _DRIVER)
+    report.run("wait for the driver", measure.wait_until_dropped, handle.processes, were_listed, _DRIVER)
     if not left():
         current_watchdog().forget(handle.number)
 

@@ -267,21 +267,21 @@ GONE = ProcessId(2**22 + 1, 1)
 def test_it_is_waited_until_the_driver_has_dropped_the_processes(driver: Callable[..., None]) -> None:
     begun = time.monotonic()
     driver(lambda: listing(GONE.pid) if time.monotonic() - begun < 0.3 else listing())
-    measure.wait_until_dropped([GONE], 5)
+    measure.wait_until_dropped([GONE], False, 5)
     assert 0.3 <= time.monotonic() - begun < 1
 
 
 def test_a_neighbour_on_the_device_is_not_waited_for(driver: Callable[..., None]) -> None:
     driver(lambda: listing(4711))
     begun = time.monotonic()
-    measure.wait_until_dropped([GONE], 5)
+    measure.wait_until_dropped([GONE], False, 5)
     assert time.monotonic() - begun < 0.1
 
 
 def test_a_driver_that_drops_nothing_is_an_error_with_process_and_device(driver: Callable[..., None]) -> None:
     driver(lambda: listing(GONE.pid))
     with pytest.raises(TimeoutError, match=rf"0.1 s after their end the driver still lists {GONE.pid} on cuda:0"):
-        measure.wait_until_dropped([GONE], 0.1)
+        measure.wait_until_dropped([GONE], False, 0.1)
 
 
 def test_where_processes_are_hidden_the_device_has_to_be_flat(driver: Callable[..., None]) -> None:
@@ -292,8 +292,24 @@ def test_where_processes_are_hidden_the_device_has_to_be_flat(driver: Callable[.
         return Reading("cuda:0", used=int(falling * 2**30))
 
     driver(hidden)
-    measure.wait_until_dropped([GONE], 5)
+    measure.wait_until_dropped([GONE], False, 5)
     assert 0.5 <= time.monotonic() - begun < 2
+
+
+def test_processes_that_were_listed_are_waited_for_by_name_alone(driver: Callable[..., None]) -> None:
+    moments = iter(range(10**6))
+    driver(lambda: Reading("cuda:0", used=next(moments), processes=()))  # never flat, and nothing is known of the list
+    begun = time.monotonic()
+    measure.wait_until_dropped([GONE], True, 5)
+    assert time.monotonic() - begun < 0.1
+
+
+def test_whether_a_process_is_listed_is_seen_while_it_runs(driver: Callable[..., None]) -> None:
+    with process() as one:
+        driver(lambda: listing(one.pid))
+        assert measure.lists([identity(one)])
+        assert not measure.lists([GONE])
+        assert not measure.lists([replace(identity(one), started=1)])
 
 
 def test_children_of_other_threads_are_not_the_engines() -> None:
