@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_vllm_cleanup.processes import proc
+
 from ..reading import ProcessUse
 
 # Every process with a CUDA context holds one of these open: the driver's memory manager on Linux, its only device
@@ -32,7 +34,8 @@ def uses_driver(pid: int) -> bool:
     except FileNotFoundError:
         return not Path("/proc/self").exists()
     except OSError:  # another user's, or it has just ended
-        return not _is_zombie(pid)
+        process = proc.identify(pid)
+        return process is not None and proc.is_running(process)
 
 
 def holds_context() -> bool:
@@ -72,14 +75,3 @@ def _target(entry: Path) -> str:
         return str(entry.readlink())
     except OSError:  # closed meanwhile
         return ""
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        # Behind the name, which may hold anything.
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-            in "ZX"
-        )
-    except OSError:
-        return True
