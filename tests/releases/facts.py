@@ -1,4 +1,4 @@
-"""Facts about a release of vLLM that the drain depends on, read from its sources."""
+"""Facts about a release of vLLM that the drain and the stop depend on, read from its sources."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def read_facts(root: Path) -> dict[str, Any]:
         "EngineCore.shutdown calls cleanup_dist_env_and_memory": mentions(core_shutdown, "cleanup_dist_env_and_memory"),
         "Worker.shutdown calls release_pools": mentions(worker_shutdown, "release_pools"),
         "InprocClient.shutdown parameters": ast.unparse(client_shutdown.args) if client_shutdown else "",
+        "MPClient.shutdown takes a timeout": mentions(find_function(client, "MPClient.shutdown"), "timeout"),
+        "launch_core_engines waits inside zmq_socket_ctx": mentions(
+            find_function(parse(root, "vllm.v1.engine.utils"), "launch_core_engines"), "zmq_socket_ctx"
+        ),
+        "CoreEngineProcManager keeps its processes": mentions(
+            find_class(parse(root, "vllm.v1.engine.utils"), "CoreEngineProcManager"), "processes"
+        ),
         "CUDAGraphWrapper has clear_all_graphs": find_function(
             parse(root, "vllm.compilation.cuda_graph"), "CUDAGraphWrapper.clear_all_graphs"
         )

@@ -68,6 +68,9 @@ def test_every_holder_has_a_name_of_its_own() -> None:
         ("EngineCore.shutdown calls cleanup_dist_env_and_memory", False, "0.22.1"),
         ("Worker.shutdown calls release_pools", False, "0.25.1"),
         ("CUDAGraphWrapper has clear_all_graphs", False, "0.18.1"),
+        ("MPClient.shutdown takes a timeout", False, "0.18.1"),
+        ("launch_core_engines waits inside zmq_socket_ctx", False, "0.11.0"),
+        ("CoreEngineProcManager keeps its processes", False, "0.11.0"),
     ],
 )
 def test_what_the_drain_relies_on_begins_with_one_release_and_stays(fact: str, before: bool, since: str) -> None:
