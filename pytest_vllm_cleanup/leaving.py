@@ -31,8 +31,8 @@ class Leaving:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._pid = os.getpid()
         self._terminated = False
+        self._outer = frozenset(registry.handles())  # this run may be one inside another, of a test of a plugin
         with guarded("keeping standard error for the watchdog"):
             # As it is now, between two captures: later it may be a file of pytest's.
             current_watchdog().keep_stderr()
@@ -42,9 +42,6 @@ class Leaving:
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one is obeyed at once
-        if os.getpid() != self._pid:  # a forked child has inherited this handler
-            os.kill(os.getpid(), number)
-            return
         self._terminated = True
         raise Terminated(f"by {signal.Signals(number).name}")
 
@@ -56,11 +53,11 @@ class Leaving:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         try:
             yield  # fixtures that are still set up are torn down in here
-            for handle in _engines_of_tests():
+            for handle in self._engines_of_tests():
                 with guarded(f"closing {handle} at the end of the run"):
                     close_handle(handle)
         except BaseException:  # a second Ctrl-C: no more waiting
-            for handle in _engines_of_tests():
+            for handle in self._engines_of_tests():
                 stop.kill(handle)
             raise
         finally:
@@ -73,7 +70,16 @@ class Leaving:
         with guarded("sending the watchdog away"):
             current_watchdog().close()
 
+    def _engines_of_tests(self) -> list[EngineHandle]:
+        """Return the open engines of tests and their fixtures, newest first. Others live as long as the process."""
+        return [h for h in reversed(list(registry.handles())) if h.owner.node and h not in self._outer]
 
-def _engines_of_tests() -> list[EngineHandle]:
-    """Return the open engines of tests and their fixtures, newest first. Others live as long as the process."""
-    return [handle for handle in reversed(list(registry.handles())) if handle.owner.node]
+
+def _after_fork() -> None:
+    # A Python handler waits for the interpreter, which a forked child in native code does not come back to.
+    handler = signal.getsignal(signal.SIGTERM)
+    if getattr(handler, "__func__", None) is Leaving._terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_after_fork)

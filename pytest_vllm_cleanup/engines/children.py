@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_vllm_cleanup.engines import shells, traces
+from pytest_vllm_cleanup.engines import shells
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.processes import births, proc
@@ -19,37 +19,31 @@ from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 def recorded(handle: EngineHandle) -> Iterator[None]:
     """Record the processes that are started for an engine while it is being built.
 
-    Those that a thread starts which was there before, other than the one that builds, are somebody else's: a server of
-    the test, or the processes of a second engine.
+    These are the ones that the building thread starts, or a thread that it has started, and what they start themselves.
+    All others are somebody else's: of a server of the test, of a thread that was there before, or of a second engine.
     """
-    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-    foreign: set[ProcessId] = set()
-    before: frozenset[ProcessId] | None = None
+    here = threading.current_thread()
+    others = frozenset(threading.enumerate()) - {here}
 
-    def born(pid: int) -> None:
-        child = proc.identify(pid)
-        if child is None or pid == current_watchdog().pid:
+    def born(pid: int, line: frozenset[threading.Thread]) -> None:
+        if current_watchdog().is_starting:
             return
-        thread = threading.get_ident()
         builders = {other.thread for other in registry.others(handle) if other.state is State.BUILDING}
-        if thread in others or (thread != handle.thread and thread in builders):
-            foreign.add(child)
-        else:
+        thread = threading.get_ident()
+        if thread != here.ident and (thread in builders or (here not in line and not others.isdisjoint(line))):
+            return
+        child = proc.identify(pid)
+        if child is not None:
             add(handle, [child])
 
-    with guarded("looking before an engine is built"):
+    with guarded("starting the watchdog"):
         current_watchdog().ensure()
-        before = traces.children()
     try:
         with births.observed(born):
             yield
     finally:
         with guarded(f"recording the processes of {handle}"):
-            if before is not None:
-                # Beside those whose start was seen: theirs, and those that no Python code started.
-                theirs = {process for other in registry.others(handle) for process in other.processes}
-                strangers = foreign | theirs
-                add(handle, traces.children() - before - strangers - proc.descendants(strangers))
+            add(handle, proc.descendants(handle.processes))
 
 
 def adopt(handle: EngineHandle, engine: Any) -> None:

@@ -12,8 +12,10 @@ def give_back(handle: EngineHandle) -> None:
     """Put back what an engine that is being closed wrote; while others live, one of them takes that over."""
     others = registry.others(handle)
     if others:
-        older, younger = sorted((handle, others[0]), key=lambda engine: engine.number)
-        others[0].traces.environ = chained(older.traces.environ, younger.traces.environ)
+        # The next younger one, else the next older: what one wrote, the next has found.
+        heir = next((other for other in others if other.number > handle.number), others[-1])
+        older, younger = sorted((handle, heir), key=lambda engine: engine.number)
+        heir.traces.environ = chained(older.traces.environ, younger.traces.environ)
     else:
         restore(handle.traces.environ)
 

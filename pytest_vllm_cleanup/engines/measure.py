@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pytest_vllm_cleanup.engines import traces
 from pytest_vllm_cleanup.engines.registry import registry
@@ -38,7 +38,9 @@ def lists(processes: Iterable[ProcessId]) -> bool:
     return any(use.pid in pids for reading in _accelerators() for use in reading.processes or ())
 
 
-def wait_until_dropped(processes: Iterable[ProcessId], were_listed: bool, timeout: float) -> None:
+def wait_until_dropped(
+    processes: Iterable[ProcessId], were_listed: bool, timeout: float, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Wait until no accelerator lists processes that have ended; the driver drops them some time later.
 
     Where it does not tell our processes (in some containers), it is waited until the device's memory has been flat for
@@ -48,14 +50,15 @@ def wait_until_dropped(processes: Iterable[ProcessId], were_listed: bool, timeou
         processes: the processes.
         were_listed: whether the driver listed them while they ran, so that it will tell when it has dropped them.
         timeout: how long to wait, in seconds.
+        clock: the time in seconds. Bound here, since a test may have stopped the clock when its engine is closed.
 
     Raises:
         TimeoutError: one is still listed; the text names it and the device.
     """
     gone = {process.pid for process in processes}
-    deadline = time.monotonic() + timeout
+    deadline = clock() + timeout
     last: list[int] = []
-    flat_since = time.monotonic()
+    flat_since = clock()
     while True:
         readings = _accelerators()
         listed = {
@@ -66,7 +69,7 @@ def wait_until_dropped(processes: Iterable[ProcessId], were_listed: bool, timeou
         }
         tells = were_listed or all(reading.listed for reading in readings)
         hidden = [] if tells else [reading.used for reading in readings if reading.used is not None]
-        now = time.monotonic()
+        now = clock()
         if hidden != last:
             last, flat_since = hidden, now
         if not listed and (not hidden or now - flat_since >= _FLAT):

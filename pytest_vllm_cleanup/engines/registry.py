@@ -228,7 +228,8 @@ class Registry:
         handle.report = report
         handle.parts.clear()
         handle.graph_wrappers.clear()
-        self._handles.remove(handle)
+        if handle in self._handles:  # two threads may close it
+            self._handles.remove(handle)
         self.tell("after_close", handle)
 
     def tell(self, event: str, handle: EngineHandle) -> None:

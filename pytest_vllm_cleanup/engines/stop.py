@@ -54,8 +54,14 @@ def end_processes(handle: EngineHandle, report: CloseReport, were_listed: bool =
         report: where the stages are noted.
         were_listed: whether the driver listed them while they ran.
     """
-    if not handle.processes:
-        return
+    if handle.processes:
+        try:
+            _end(handle, report, were_listed)
+        except OSError as problem:  # too many open files, say: they are left to the watchdog
+            report.steps.append(("end its processes", 0.0, f"{type(problem).__name__}: {problem}"))
+
+
+def _end(handle: EngineHandle, report: CloseReport, were_listed: bool) -> None:
     left = family(handle)
     patience = 0.0 if handle.state is State.FAILED else _GRACE
     report.run("wait for its processes", reap.wait, left, patience)

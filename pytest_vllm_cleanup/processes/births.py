@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -17,13 +18,14 @@ from typing import Any
 
 from pytest_vllm_cleanup.guard import guarded
 
-Observer = Callable[[int], None]
-"""Called with the number of a child, in the thread that has just started it."""
+Observer = Callable[[int, frozenset[threading.Thread]], None]
+"""Called with the number of a child, and with the thread that has started it and those which that one comes from."""
 
 _STARTERS: tuple[tuple[Any, str], ...] = ((BaseProcess, "start"), (subprocess.Popen, "__init__"))
 _lock = threading.Lock()
 _observers: list[Observer] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []
+_origins: weakref.WeakKeyDictionary[threading.Thread, threading.Thread] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -44,10 +46,13 @@ def observed(observer: Observer) -> Iterator[None]:
 
 def _patch() -> None:
     for owner, name in _STARTERS:
-        original = getattr(owner, name)
-        replacement = _telling(original)
-        setattr(owner, name, replacement)
-        _replaced.append((owner, name, original, replacement))
+        _replace(owner, name, _telling(getattr(owner, name)))
+    _replace(threading.Thread, "start", _noting(threading.Thread.start))
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> None:
+    _replaced.append((owner, name, getattr(owner, name), replacement))
+    setattr(owner, name, replacement)
 
 
 def _restore() -> None:
@@ -67,7 +72,25 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
         if os.getpid() == me and isinstance(self.pid, int):
             for observer in list(_observers):
                 with guarded("recording a child process"):
-                    observer(self.pid)
+                    observer(self.pid, _line_of(threading.current_thread()))
         return result
 
     return start
+
+
+def _noting(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def start(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        _origins[self] = threading.current_thread()
+        original(self, *args, **kwargs)
+
+    return start
+
+
+def _line_of(thread: threading.Thread) -> frozenset[threading.Thread]:
+    line = {thread}
+    while (origin := _origins.get(thread)) is not None and origin not in line:
+        line.add(origin)
+        thread = origin
+    return frozenset(line)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-_PROC = Path("/proc")
 _DEAD = "ZX"
+_open, _listdir = open, os.listdir  # a test may have put something else in their places when its engine is closed
 
 
 @dataclass(frozen=True, order=True)
@@ -73,7 +72,8 @@ def command(pid: int) -> str:
     """Return the command line of a process, or its name where it hides that; "" if it is gone."""
     for source in ("cmdline", "comm"):
         try:
-            text = (_PROC / str(pid) / source).read_bytes()
+            with _open(f"/proc/{pid}/{source}", "rb") as file:
+                text = file.read()
         except OSError:
             continue
         if words := text.replace(b"\0", b" ").decode(errors="replace").strip():
@@ -83,8 +83,8 @@ def command(pid: int) -> str:
 
 def _entries() -> Iterator[_Entry]:
     try:
-        numbers = [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208  # every second
-    except OSError:
+        numbers = [int(name) for name in _listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
         return
     for number in numbers:
         entry = _entry(number)
@@ -94,10 +94,10 @@ def _entries() -> Iterator[_Entry]:
 
 def _entry(pid: int) -> _Entry | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # every process of the machine, every second
+        with _open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-    except OSError:
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # any other error, such as too many open files, does not mean that it is gone
     # The name in parentheses may hold anything, so what follows the last one counts. See proc_pid_stat(5).
     state, parent, *fields = text.rpartition(b")")[2].split()
     threads, started = int(fields[15]), int(fields[17])

@@ -44,20 +44,27 @@ def send_all(processes: Iterable[ProcessId], number: int) -> None:
         send(process, number)
 
 
-def wait(current: Callable[[], frozenset[ProcessId]], timeout: float) -> frozenset[ProcessId]:
+def wait(
+    current: Callable[[], frozenset[ProcessId]],
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> frozenset[ProcessId]:
     """Wait until no process is left.
 
     Args:
         current: gives those that still run.
         timeout: seconds until it is given up.
+        clock: the time in seconds. Bound here, since a test may have stopped the clock when its engine is closed.
+        sleep: waits so many seconds.
 
     Returns:
         those that still run; empty if all are gone.
     """
-    deadline = time.monotonic() + timeout
+    deadline = clock() + timeout
     left = current()
-    while left and time.monotonic() < deadline:
-        time.sleep(_PAUSE)
+    while left and clock() < deadline:
+        sleep(_PAUSE)
         left = current()
     return left
 

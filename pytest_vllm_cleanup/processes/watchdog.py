@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +21,10 @@ from pytest_vllm_cleanup.guard import warn
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
 _ANSWER = 2.0  # seconds that the helper has for an answer, and to leave
-_STARTS = 10  # helpers in one process; more than that would die again
+_STARTS = 10  # helpers that die young, one after the other; more would die again
+_YOUNG = 2.0  # seconds
 _CODE = (
-    "import sys; sys.path.insert(0, sys.argv[3]); from pytest_vllm_cleanup.processes import guardian; "
+    "import sys; sys.path.append(sys.argv[3]); from pytest_vllm_cleanup.processes import guardian; "
     "guardian.main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
@@ -50,6 +52,9 @@ class Watchdog:
         self._connection: socket.socket | None = None
         self._engines: dict[int, set[ProcessId]] = {}
         self._starts = 0
+        self._started = 0.0
+        self._starting: int | None = None
+        self._socket_file: tuple[int, int] | None = None
         self._lock = threading.RLock()  # children are born in any thread
         self._stderr: int | None = None
 
@@ -57,6 +62,11 @@ class Watchdog:
     def pid(self) -> int | None:
         """The number of the helper process, None if there is none."""
         return None if self._helper is None else self._helper.pid
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the calling thread is starting the helper just now."""
+        return self._starting == threading.get_ident()
 
     def keep_stderr(self) -> None:
         """Have the helper write to what is standard error now; where nobody calls this, it is silent."""
@@ -69,13 +79,17 @@ class Watchdog:
         if self._starts >= _STARTS or (self._helper is not None and self._helper.poll() is None):
             return
         self._leave()
-        self._starts += 1
+        self._starts = self._starts + 1 if time.monotonic() - self._started < _YOUNG else 1
         try:
+            self._starting = threading.get_ident()
             self._start()
+            self._started = time.monotonic()
             if self._starts == _STARTS:
                 raise RuntimeError(f"it has ended {_STARTS - 1} times, the last one is running now")
         except Exception as problem:
             warn("keeping up the watchdog, without which engines outlive a pytest that is killed,", problem)
+        finally:
+            self._starting = None
         for engine, processes in self._engines.items():
             self._say({"say": "add", "engine": engine, "processes": _as_data(processes)})
 
@@ -106,18 +120,23 @@ class Watchdog:
             self._end_helper()
             self.ensure()
             return told
+        except BaseException:  # Ctrl-C, or a time limit: likewise
+            self._end_helper()
+            raise
 
     @_locked
     def close(self) -> None:
         """Send the helper away, unless there are engines left that it has to guard."""
-        if self._engines or self._helper is None:
+        if self._engines:
             return
-        self._say({"say": "leave"})
-        with suppress(TimeoutExpired):
-            self._helper.wait(_ANSWER)
-        self._end_helper()
+        if self._helper is not None:
+            self._say({"say": "leave"})
+            with suppress(TimeoutExpired):
+                self._helper.wait(_ANSWER)
+            self._end_helper()
         if self._stderr is not None:
-            os.close(self._stderr)
+            with suppress(OSError):
+                os.close(self._stderr)
             self._stderr = None
 
     def abandon(self) -> None:
@@ -147,15 +166,22 @@ class Watchdog:
         finally:
             theirs.close()
         self._connection = ours
+        self._socket_file = _file_of(ours)
 
     def _tell(self, message: dict[str, Any]) -> None:
         if not self._say(message):
-            self.ensure()  # which tells a new helper everything
+            # A helper that cannot be reached is of no use, though it lives: a test may have closed all descriptors.
+            self._end_helper()
+            self.ensure()  # which tells a new one everything
             if message["say"] == "tell":
                 self._say(message)
 
     def _say(self, message: dict[str, Any]) -> bool:
         if self._connection is None:
+            return False
+        if _file_of(self._connection) != self._socket_file:
+            self._connection.detach()  # its number is somebody else's now
+            self._connection = None
             return False
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -181,8 +207,10 @@ class Watchdog:
     def _leave(self) -> None:
         self._helper = None
         if self._connection is not None:
-            with suppress(OSError):
+            if _file_of(self._connection) == self._socket_file:
                 self._connection.close()
+            else:
+                self._connection.detach()  # its number is somebody else's now
             self._connection = None
 
 
@@ -196,6 +224,14 @@ def current_watchdog() -> Watchdog:
     if me not in _watchdogs:
         _watchdogs[me] = Watchdog()
     return _watchdogs[me]
+
+
+def _file_of(connection: socket.socket) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(connection.fileno())
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _after_fork() -> None:

@@ -341,6 +341,85 @@ def test_children_of_other_threads_are_not_the_engines() -> None:
         registry.closed(handle, CloseReport())
 
 
+def test_what_a_server_of_the_test_starts_meanwhile_is_not_the_engines() -> None:
+    handle = registry.begin("LLMEngine")
+    forking = "import subprocess, sys; print('up', flush=True); sys.stdin.readline(); " + CORE
+    with process(forking) as server, children.recorded(handle):
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("\n")
+        server.stdin.flush()
+        child = proc.identify(int(server.stdout.readline()))
+    assert child is not None
+    assert proc.is_running(child)
+    assert handle.processes == frozenset()
+    reap.send(child, signal.SIGKILL)
+    registry.closed(handle, CloseReport())
+
+
+def test_a_new_thread_belongs_to_whoever_has_started_it() -> None:
+    handle = registry.begin("LLMEngine")
+    go = threading.Event()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+
+    def start_in_a_thread() -> None:
+        go.wait(10)
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+
+    theirs = threading.Thread(target=start_in_a_thread)
+    theirs.start()
+    with children.recorded(handle):
+        go.set()
+        theirs.join()
+        ours = threading.Thread(target=start_in_a_thread)
+        ours.start()
+        ours.join()
+    try:
+        assert {process.pid for process in handle.processes} == {started[1].pid}
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+        ended(handle)
+        registry.closed(handle, CloseReport())
+
+
+def test_without_free_descriptors_an_engine_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with process() as one:
+        handle = recorded(one)
+        children.add(handle, [])
+        current_watchdog().add(handle.number, handle.processes)
+        with monkeypatch.context() as patched:
+            patched.setattr(proc, "_open", full)
+            errors = ended(handle).errors
+        assert errors
+        assert all("Too many open files" in error for error in errors)
+        assert handle.number in current_watchdog()._engines  # which ends it when this process ends
+        assert one.poll() is None
+        ended(handle)
+
+
+def test_closing_works_while_a_test_has_replaced_open_and_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_: object) -> None:
+        raise FileNotFoundError
+
+    with process() as one:
+        handle = recorded(one)
+        with monkeypatch.context() as patched:
+            patched.setattr("builtins.open", no_file)
+            patched.setattr(time, "monotonic", lambda: 1.0)
+            ended(handle)
+        assert one.wait(5) == -15
+
+
 def test_two_engines_that_are_built_at_once_have_their_own_processes() -> None:
     handles = [registry.begin("LLMEngine") for _ in range(2)]
     barrier = threading.Barrier(2)

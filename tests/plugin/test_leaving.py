@@ -122,3 +122,46 @@ def test_a_worker_of_xdist_is_left_to_the_watchdog(run):
         "-n1",
     )
     result.assert_outcomes(passed=1)
+
+
+def test_a_forked_child_in_native_code_dies_of_sigterm(run):
+    result = run(
+        dedent("""
+        import multiprocessing, time
+
+        def wait():
+            import ctypes
+            ctypes.CDLL(None).sleep(20)  # which a handler of Python's would have to wait for
+
+        @pytest.mark.gpu_released
+        def test_one():
+            child = multiprocessing.get_context("fork").Process(target=wait)
+            child.start()
+            time.sleep(0.3)
+            child.terminate()
+            child.join(5)
+            assert child.exitcode == -15
+        """)
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_an_inner_run_leaves_the_engines_of_the_outer_one_alone(run):
+    result = run(
+        dedent("""
+        from pytest_vllm_cleanup.engines.registry import CloseReport, Owner, State, registry
+
+        pytest_plugins = ["pytester"]
+
+        def test_inner(pytester):
+            owner, registry.owner = registry.owner, lambda: Owner("outer.py::test", "setup", "llm", "session")
+            handle = registry.begin("LLMEngine")
+            registry.owner = owner
+            handle.state, handle.in_process = State.LIVE, False
+            pytester.makepyfile(test_other="import pytest\\n@pytest.mark.gpu_released\\ndef test_one(): pass")
+            pytester.inline_run("-p", "vllm_cleanup").assertoutcome(passed=1)
+            assert handle.state is State.LIVE
+            registry.closed(handle, CloseReport())
+        """)
+    )
+    result.assert_outcomes(passed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from programs import PATIENT
 
-from pytest_vllm_cleanup.processes import proc, reap, watchdog
+from pytest_vllm_cleanup.processes import births, proc, reap, watchdog
 from pytest_vllm_cleanup.processes.watchdog import Watchdog, current_watchdog
 
 DEATHS = {
@@ -199,3 +200,61 @@ def test_a_forked_child_has_none_of_its_parents_watchdog(dog, start):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert dog.known(1)
     parent.close()
+
+
+def test_a_helper_that_cannot_be_reached_is_replaced(dog, start):
+    engine_of(dog, start())
+    first = dog.pid
+    os.close(dog._connection.fileno())  # as a test does that closes all descriptors
+    other = start()
+    dog.add(2, [other.identity])
+    assert dog.pid != first
+    assert other.identity in dog.known(2)
+
+
+def test_nothing_is_written_to_whoever_has_got_the_number_of_our_socket(dog, start):
+    engine_of(dog, start())
+    number = dog._connection.fileno()
+    theirs, peer = socket.socketpair()
+    os.dup2(theirs.fileno(), number)
+    other = start()
+    dog.add(2, [other.identity])
+    peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        peer.recv(1)
+    os.fstat(number)  # it is still open
+    os.close(number)
+    theirs.close()
+    peer.close()
+    assert other.identity in dog.known(2)
+
+
+def test_an_interrupt_between_question_and_answer_spoils_no_later_answer(dog, start, monkeypatch):
+    one, other = start(), start()
+    engine_of(dog, one)
+    dog.add(2, [other.identity])
+    with monkeypatch.context() as patched:
+        patched.setattr(dog, "_answer", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            dog.known(1)
+    assert dog.known(2) == {other.identity}
+    assert dog.known(1) == {one.identity}
+
+
+def test_helpers_that_are_killed_now_and_then_are_replaced_for_ever(dog, monkeypatch):
+    monkeypatch.setattr(watchdog, "_YOUNG", 0.0)
+    for _ in range(2 * watchdog._STARTS):
+        dog.ensure()
+        dog._helper.kill()
+        dog._helper.wait()
+    dog.ensure()
+    assert dog.pid is not None
+
+
+def test_a_helper_that_is_started_while_children_are_observed_is_nobodys_child(dog):
+    seen = []
+    with births.observed(lambda pid, _line: seen.append(dog.is_starting)):
+        dog.ensure()
+    assert seen
+    assert all(seen)
+    assert not dog.is_starting
