@@ -10,7 +10,7 @@ from typing import Any
 from pytest_vllm_cleanup.engines import shells
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.processes import births, proc
+from pytest_vllm_cleanup.processes import births, proc, tree
 from pytest_vllm_cleanup.processes.proc import ProcessId
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
@@ -43,7 +43,8 @@ def recorded(handle: EngineHandle) -> Iterator[None]:
             yield
     finally:
         with guarded(f"recording the processes of {handle}"):
-            add(handle, proc.descendants(handle.processes))
+            known, handle.processes = handle.processes, frozenset()
+            add(handle, tree.family(known))  # not the compilers and the like, which have ended
 
 
 def adopt(handle: EngineHandle, engine: Any) -> None:
