@@ -102,11 +102,7 @@ def add_options(parser: pytest.Parser) -> None:
         ("check", "{marked,all,off}", "which tests must release their GPU memory (default: marked)"),
         ("tolerance", "SIZE", "memory that may stay, such as '8 MiB' (default: by meter)"),
         ("timeout", "SECONDS", f"how long to wait for memory to come back (default: {DEFAULT_TIMEOUT:g} s)"),
-        (
-            "start-timeout",
-            "SECONDS",
-            "how long an engine may take to start, 0: any time (default: 30 min)",
-        ),
+        ("start-timeout", "SECONDS", "how long an engine may take to start, 0: any time (default: 30 min)"),
     ):
         group.addoption(f"--vllm-cleanup-{name}", metavar=metavar, default=None, help=text)
         parser.addini(f"vllm_cleanup_{name.replace('-', '_')}", text, default=None)

@@ -41,21 +41,16 @@ def start_deadline(seconds: float, what: str) -> Iterator[None]:
         yield
         return
     deadline = _Deadline(seconds, what)
-    problem: BaseException | None = None
     with stacks.printed_on_abort():
         deadline.timer.start()
         try:
             yield
-        except BaseException as raised:
-            problem = raised
-        deadline.finish(delivered=isinstance(problem, KeyboardInterrupt))
-    if deadline.expired:
-        raise EngineStartTimeoutError(deadline.text) from problem
-    if problem is not None:
-        try:
-            raise problem
-        finally:
-            problem = None  # its traceback has this frame
+        except BaseException as problem:
+            if deadline.finish(delivered=isinstance(problem, KeyboardInterrupt)):
+                raise EngineStartTimeoutError(deadline.text) from problem
+            raise
+        if deadline.finish(delivered=False):
+            raise EngineStartTimeoutError(deadline.text)
 
 
 class _Deadline:
@@ -65,13 +60,17 @@ class _Deadline:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._interrupted = False
-        self.expired = False
+        self._expired = False
         self.text = ""
         self.timer = threading.Timer(seconds, self._expire)
         self.timer.daemon = True
 
-    def finish(self, *, delivered: bool) -> None:
-        """Take note that the constructor has returned or raised, and catch an interrupt that is still on its way."""
+    def finish(self, *, delivered: bool) -> bool:
+        """Take note that the constructor has returned or raised, and catch an interrupt that is still on its way.
+
+        Returns:
+            whether the limit was reached.
+        """
         try:
             self._done.set()
             self.timer.cancel()
@@ -82,12 +81,13 @@ class _Deadline:
         except KeyboardInterrupt:
             if not self._interrupted:
                 raise
+        return self._expired
 
     def _expire(self) -> None:
         with self._lock:
             if self._done.is_set():
                 return
-            self.expired = True
+            self._expired = True
             self.text = f"{self._what} did not start within {self._seconds:g} s (start_timeout)."
             with guarded(f"stopping {self._what}, which did not start,"):
                 self._stop()
@@ -98,17 +98,16 @@ class _Deadline:
                     signal.pthread_kill(self._builder, signal.SIGINT)
 
     def _stop(self) -> None:
-        own = traceback.format_stack(sys._current_frames().get(self._builder))[-_FRAMES:]
-        parts = ["", f"This process waited here:\n{''.join(own)}"]
+        own = "".join(traceback.format_stack(sys._current_frames().get(self._builder))[-_FRAMES:])
+        ended: list[tuple[str, str]] = []
         for handle in self._building():
-            ended = stacks.abort(stop.family(handle)())
-            parts += [f"Stack of {name}:\n{text}" for name, text in ended]
+            ended += stacks.abort(stop.family(handle)())
             stop.kill(handle)
-        if len(parts) == 2:
-            parts[0] = "It has no child processes; this process was interrupted."
-        else:
-            parts[0] = f"Its processes were ended: {len(parts) - 2}."
-        parts[0] += " Raise start_timeout if it only needs longer."
+        done = "It has no child processes; this process was interrupted."
+        if ended:
+            done = f"Its processes were ended: {len(ended)}."
+        parts = [f"{done} Raise start_timeout if it only needs longer.", f"This process waited here:\n{own}"]
+        parts += [f"Stack of {name}:\n{text}" for name, text in ended]
         self.text = "\n".join([self.text, *parts])
 
     def _building(self) -> list[EngineHandle]:

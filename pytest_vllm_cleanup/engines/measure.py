@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from pytest_vllm_cleanup.engines import traces
 from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Reading, choose_gauge
 from pytest_vllm_cleanup.processes import proc
 from pytest_vllm_cleanup.processes.proc import ProcessId
+from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
 _PAUSE = 0.02  # seconds between two readings
 _FLAT = 0.2  # seconds without a change, where nothing else can be known
@@ -29,7 +29,9 @@ def current_gauge() -> Gauge:
 def our_processes() -> frozenset[int]:
     """Return the ids of this process, its descendants, and the recorded processes of its engines that still run."""
     recorded = {child.pid for handle in registry.handles() for child in handle.processes if proc.is_running(child)}
-    return frozenset({os.getpid(), *recorded, *(child.pid for child in traces.children())})
+    me = proc.identify(os.getpid())
+    below = {child.pid for child in proc.descendants([me] if me else [])} - {current_watchdog().pid}
+    return frozenset({os.getpid(), *recorded, *below})
 
 
 def lists(processes: Iterable[ProcessId]) -> bool:
@@ -82,5 +84,6 @@ def wait_until_dropped(
 
 
 def _accelerators() -> list[Reading]:
-    ours = our_processes()
-    return [reading for meter in current_gauge().meters if meter.name != HOST for reading in meter.read(ours).values()]
+    meters = [meter for meter in current_gauge().meters if meter.name != HOST]
+    ours = our_processes() if meters else frozenset()
+    return [reading for meter in meters for reading in meter.read(ours).values()]

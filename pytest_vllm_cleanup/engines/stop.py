@@ -66,7 +66,7 @@ def _end(handle: EngineHandle, report: CloseReport, were_listed: bool) -> None:
     patience = 0.0 if handle.state is State.FAILED else _GRACE
     report.run("wait for its processes", reap.wait, left, patience)
     if left():
-        report.run("terminate its processes", _terminate, left)
+        report.run("terminate its processes", left.terminate, _GRACE)
     if left():
         report.run("kill its processes", _kill, left)
     with suppress(Exception):
@@ -79,7 +79,7 @@ def _end(handle: EngineHandle, report: CloseReport, were_listed: bool) -> None:
 def family(handle: EngineHandle) -> reap.Family:
     """Return the processes of an engine, to be looked at again and again."""
     # The watchdog has also seen what they started later, and whose parent may have died since.
-    return reap.Family(tree.family, handle.processes | current_watchdog().known(handle.number))
+    return reap.Family(handle.processes | current_watchdog().known(handle.number))
 
 
 def kill(handle: EngineHandle) -> None:
@@ -123,12 +123,6 @@ def _shut_down(handle: EngineHandle) -> None:
             shutdown(timeout=_GRACE)
         else:
             shutdown()
-
-
-def _terminate(left: reap.Family) -> None:
-    # Workers follow their engine core.
-    reap.send_all(tree.roots(left()), signal.SIGTERM)
-    reap.wait(left, _GRACE)
 
 
 def _kill(left: reap.Family) -> None:

@@ -13,9 +13,6 @@ from types import ModuleType
 from typing import TypeAlias
 
 from pytest_vllm_cleanup.engines import hooks
-from pytest_vllm_cleanup.processes import proc
-from pytest_vllm_cleanup.processes.proc import ProcessId
-from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
 _COMPILED_PREFIX = "__compiled_fn_"
 
@@ -129,13 +126,6 @@ def restore_threads(traces: Traces) -> None:
         vars(torch)["set_num_threads"] = torch._C.set_num_threads
     if traces.threads != torch.get_num_threads():
         torch.set_num_threads(traces.threads)
-
-
-def children() -> frozenset[ProcessId]:
-    """Return all descendants of this process but the watchdog's helper."""
-    me = proc.identify(os.getpid())
-    helper = current_watchdog().pid
-    return frozenset(child for child in proc.descendants([me] if me else []) if child.pid != helper)
 
 
 def _vllm_modules() -> Iterator[ModuleType]:

@@ -75,13 +75,10 @@ class Guardian:
         Returns:
             what was ended, one phrase a process.
         """
-        family = reap.Family(tree.family, set().union(*self._engines.values()))
-        ended = family()
-        described = [tree.describe([process]) for process in sorted(ended)]
-        # Workers follow their engine core; a signal of their own would cut their farewell short.
-        reap.send_all(tree.roots(ended), signal.SIGTERM)
+        family = reap.Family(set().union(*self._engines.values()))
+        described = [tree.describe([process]) for process in sorted(family())]
         deadline = time.monotonic() + _GONE
-        left = reap.wait(family, _GRACE)
+        left = family.terminate(_GRACE)
         while left and time.monotonic() < deadline:
             reap.send_all(left, signal.SIGKILL)
             left = reap.wait(family, _LOOK)

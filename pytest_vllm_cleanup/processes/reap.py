@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-from pytest_vllm_cleanup.processes import proc
+from pytest_vllm_cleanup.processes import proc, tree
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
 _PAUSE = 0.01  # seconds between two looks
@@ -73,19 +73,25 @@ class Family:
     """The processes of one engine while they are being ended: what they start meanwhile belongs to them.
 
     Args:
-        look: gives the family of the processes that are known so far.
         known: the processes to begin with.
     """
 
-    def __init__(self, look: Callable[[Iterable[ProcessId]], frozenset[ProcessId]], known: Iterable[ProcessId]) -> None:
-        self._look = look
+    def __init__(self, known: Iterable[ProcessId]) -> None:
         self._known = set(known)
 
     def __call__(self) -> frozenset[ProcessId]:
         """Return those that still run."""
-        running = self._look(self._known)
+        running = tree.family(self._known)
         self._known |= running
         return running
+
+    def terminate(self, grace: float) -> frozenset[ProcessId]:
+        """Ask them once to end, by SIGTERM, and return those that still run after so many seconds.
+
+        Workers follow their engine core; a signal of their own would cut their farewell short.
+        """
+        send_all(tree.roots(self()), signal.SIGTERM)
+        return wait(self, grace)
 
 
 def _open(pid: int) -> int | None:

@@ -180,8 +180,7 @@ class Watchdog:
         if self._connection is None:
             return False
         if _file_of(self._connection) != self._socket_file:
-            self._connection.detach()  # its number is somebody else's now
-            self._connection = None
+            self._hang_up()
             return False
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -206,12 +205,16 @@ class Watchdog:
 
     def _leave(self) -> None:
         self._helper = None
-        if self._connection is not None:
-            if _file_of(self._connection) == self._socket_file:
-                self._connection.close()
-            else:
-                self._connection.detach()  # its number is somebody else's now
-            self._connection = None
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if _file_of(connection) == self._socket_file:
+            connection.close()
+        else:
+            connection.detach()  # its number is somebody else's now
 
 
 _PACKAGES = Path(__file__).resolve().parents[2]

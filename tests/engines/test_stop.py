@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from programs import FAMILY, PATIENT, STUBBORN
 
 from pytest_vllm_cleanup.engines import children, measure, stop
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State, registry
@@ -21,15 +22,6 @@ from pytest_vllm_cleanup.memory import ProcessUse, Reading
 from pytest_vllm_cleanup.processes import proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
-
-PATIENT = "import sys; print('up', flush=True); sys.stdin.read()"
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {PATIENT}"
-CORE = """
-import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(worker.pid, flush=True)
-sys.stdin.read()
-"""
 
 
 @contextmanager
@@ -129,7 +121,7 @@ def test_a_process_that_ignores_sigterm_is_killed_and_named() -> None:
 
 
 def test_a_worker_whose_core_has_died_is_ended_too() -> None:
-    with process(CORE) as core:
+    with process(FAMILY) as core:
         handle = recorded(core)
         worker = proc.identify(int(core.line))  # type: ignore[attr-defined]
         assert worker is not None
@@ -343,7 +335,7 @@ def test_children_of_other_threads_are_not_the_engines() -> None:
 
 def test_what_a_server_of_the_test_starts_meanwhile_is_not_the_engines() -> None:
     handle = registry.begin("LLMEngine")
-    forking = "import subprocess, sys; print('up', flush=True); sys.stdin.readline(); " + CORE
+    forking = "import subprocess, sys; print('up', flush=True); sys.stdin.readline(); " + FAMILY
     with process(forking) as server, children.recorded(handle):
         assert server.stdin is not None
         assert server.stdout is not None

@@ -44,7 +44,7 @@ def test_one_that_is_gone_gets_no_signal(kernel, start):
 
 def test_waiting_ends_with_the_last_process(start):
     one = start()
-    family = reap.Family(tree.family, [one.identity])
+    family = reap.Family([one.identity])
     one.popen.kill()
     begun = time.monotonic()
     assert reap.wait(family, 5) == frozenset()
@@ -54,12 +54,12 @@ def test_waiting_ends_with_the_last_process(start):
 def test_waiting_gives_up_and_says_who_is_left(start):
     one = start(STUBBORN)
     reap.send(one.identity, signal.SIGTERM)
-    assert reap.wait(reap.Family(tree.family, [one.identity]), 0.2) == {one.identity}
+    assert reap.wait(reap.Family([one.identity]), 0.2) == {one.identity}
 
 
 def test_what_is_started_while_waiting_belongs_to_the_family(start):
     one = start(GROWING)
-    family = reap.Family(tree.family, [one.identity])
+    family = reap.Family([one.identity])
     assert family() == {one.identity}
     one.popen.stdin.write("\n")
     one.popen.stdin.flush()
