@@ -46,27 +46,31 @@ class Leaving:
         raise Terminated(f"by {signal.Signals(number).name}")
 
     def pytest_runtest_setup(self) -> None:
-        if any(registry.handles()):
-            current_watchdog().ensure()  # somebody may have ended it
+        with guarded("looking after the watchdog"):
+            if any(registry.handles()):
+                current_watchdog().ensure()  # somebody may have ended it
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         try:
             yield  # fixtures that are still set up are torn down in here
-            for handle in self._engines_of_tests():
-                with guarded(f"closing {handle} at the end of the run"):
-                    close_handle(handle)
+            with guarded("closing the engines that tests have left"):
+                for handle in self._engines_of_tests():
+                    with guarded(f"closing {handle} at the end of the run"):
+                        close_handle(handle)
         except BaseException:  # a second Ctrl-C: no more waiting
-            for handle in self._engines_of_tests():
-                stop.kill(handle)
+            with guarded("killing the engines that tests have left"):
+                for handle in self._engines_of_tests():
+                    stop.kill(handle)
             raise
         finally:
             if self._terminated:
                 session.exitstatus = 128 + signal.SIGTERM
 
     def pytest_unconfigure(self) -> None:
-        if signal.getsignal(signal.SIGTERM) == self._terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with guarded("giving SIGTERM back"):
+            if signal.getsignal(signal.SIGTERM) == self._terminate:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with guarded("sending the watchdog away"):
             current_watchdog().close()
 

@@ -215,3 +215,63 @@ def pytest_sessionfinish():
     )
     assert result.ret == 0
     assert "READS 0" in result.outlines
+
+
+BUGS_AT_THE_END = """
+from pytest_vllm_cleanup import leaving
+from pytest_vllm_cleanup.engines.registry import State, registry
+from pytest_vllm_cleanup.processes.watchdog import Watchdog
+
+def bug(*_):
+    raise RuntimeError("a bug of the plugin")
+
+@pytest.fixture(scope="session")
+def engine():
+    handle = registry.begin("LLMEngine")
+    handle.state, handle.in_process = State.LIVE, False
+
+@pytest.mark.gpu_released
+def test_one(engine):
+    {place} = bug
+
+def test_two():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "Watchdog.ensure",
+        "Watchdog.close",
+        "leaving.any",
+        "leaving.close_handle",
+        "leaving.current_watchdog",
+        "leaving.Leaving._engines_of_tests",
+        "leaving.signal.getsignal",
+    ],
+)
+def test_a_bug_at_the_end_of_a_run_with_engines_ends_nothing_else(run, place):
+    result = run(BUGS_AT_THE_END.format(place=place), "-q")
+    assert result.parseoutcomes()["passed"] == 2
+    assert result.ret == 0
+    assert "a bug of the plugin" in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("place", ["leaving.stop.kill", "leaving.Leaving._engines_of_tests"])
+def test_a_bug_while_the_user_leaves_with_ctrl_c_does_not_hold_him_back(run, place):
+    source = (
+        BUGS_AT_THE_END.format(place=place)
+        + """
+@pytest.fixture(scope="session")
+def impatient():
+    yield
+    raise KeyboardInterrupt
+
+def test_three(impatient):
+    pass
+"""
+    )
+    result = run(source, "-q")
+    assert "KeyboardInterrupt" in result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
