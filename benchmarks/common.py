@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pytest_vllm_cleanup.devices.visible import parse_visible
+
 LOOK = 0.02  # seconds between two looks at processes or at a device
 LIMIT = 10.0  # seconds in which processes have to be gone and memory has to be back
 IN_CHILDREN = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
@@ -72,7 +74,7 @@ class Results:
 
 
 class Device:
-    """What the driver says about all GPUs of this machine. It creates no CUDA context, so it disturbs nothing."""
+    """What the driver says about the GPUs that are visible here. It creates no CUDA context, so it disturbs nothing."""
 
     def __init__(self) -> None:
         self._gpus: list[Any] = []
@@ -80,7 +82,10 @@ class Device:
             import pynvml
 
             pynvml.nvmlInit()
-            self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            # By number, since these machines have equal GPUs; the others belong to somebody else.
+            numbers = parse_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            numbers = range(pynvml.nvmlDeviceGetCount()) if numbers is None else numbers
+            self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
 
     @property
     def names(self) -> list[str]:
