@@ -1,0 +1,140 @@
+"""Who holds the memory that a test left: objects, then processes, then what lies below both.
+
+Asked only after a leak. Bounded in time and memory, and nothing that was found stays referenced.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_vllm_cleanup.diagnosis import allocations, below, processes
+from pytest_vllm_cleanup.diagnosis.chains import Chain, find_chains_to_each
+from pytest_vllm_cleanup.diagnosis.findings import Diagnosis, Finding, grouped
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory, LiveStorage, tensors_on
+from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.memory import HOST, DeviceVerdict, Reading, Snapshot, Verdict
+from pytest_vllm_cleanup.memory.tenants import changes
+
+LIMIT = 5.0  # seconds for one diagnosis
+_MOST_TENSORS = 12  # whose holders are looked for one by one
+_MOST_FINDINGS = 6
+_SMALL = 0.02  # of the biggest tensor: less than that is not worth a search
+_OBJECTS = frozenset({"allocator", "allocator cache", "host"})
+_clock = time.monotonic  # a test may have stopped it
+
+
+def who_holds_engines(engines: Mapping[str, weakref.ref[Any]], base: str | None = None) -> Diagnosis:
+    """Return who holds engines that should be gone.
+
+    Args:
+        engines: weak references to them, by what to call them.
+        base: the folder to which paths are relative, the current one if None.
+    """
+    started = _clock()
+    targets = [[engine()] for engine in engines.values()]
+    found = find_chains_to_each(targets, deadline=started + LIMIT, base=base)
+    findings = [
+        Finding(f"still alive: {name}", None, "", tuple(map(str, chains)))
+        for name, chains in zip(engines, found, strict=True)
+    ]
+    return _finished(started, findings)
+
+
+def who_holds(
+    verdict: Verdict,
+    baseline: Snapshot,
+    after: Snapshot,
+    inventory: Inventory,
+    engines: Mapping[int, str],
+    base: str | None = None,
+) -> Diagnosis:
+    """Return who holds what stayed on each device that leaked.
+
+    Args:
+        verdict: the leak.
+        baseline: readings before the test.
+        after: readings now.
+        inventory: the tensors that were there before the test, which are not to blame.
+        engines: what to call the engine of a child process, by process id.
+        base: the folder to which paths are relative, the current one if None.
+    """
+    started = _clock()
+    deadline = started + LIMIT
+    found: list[Finding] = []
+    remarks: list[str] = []
+    for device in (device for device in verdict.devices if device.outcome == "leaked"):
+        before = baseline.get(device.device, Reading(device=device.device))
+        now = after.get(device.device, Reading(device=device.device))
+        tensors: list[Finding] = []
+        if device.reason in _OBJECTS:
+            with guarded(f"looking for tensors on {device.device}"):
+                tensors = _tensors(device, inventory, deadline, base)
+        found += tensors
+        with guarded(f"looking for processes on {device.device}"):
+            found += _processes(device, before, now, engines)
+        explained = sum(finding.bytes or 0 for finding in tensors)
+        if device.device != HOST and explained < device.stayed:
+            with guarded(f"looking below the tensors of {device.device}"):
+                found += _pools(device.device, inventory, deadline, base)
+                remarks += below.below(device.device, before, now, inventory)
+    return _finished(started, found, remarks)
+
+
+def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
+    where = "cpu" if device.device == HOST else device.device
+    new = [storage for storage in inventory.new(deadline) if storage.device == where]
+    searched = [storage for storage in new[:_MOST_TENSORS] if storage.bytes >= _SMALL * new[0].bytes]
+    chains = find_chains_to_each(tensors_on(searched), deadline=deadline, base=base)
+    found = [_held(storage, holders, device.device) for storage, holders in zip(searched, chains, strict=True)]
+    groups = grouped(found)[:_MOST_FINDINGS]
+    rest = new[len(searched) :]
+    if rest and len(groups) == 1 and groups[0].holders and _alike(searched, rest):
+        return [_with_rest(groups[0], rest)]
+    return groups
+
+
+def _alike(searched: Sequence[LiveStorage], rest: Sequence[LiveStorage]) -> bool:
+    kinds = {(storage.kind, storage.dtype) for storage in searched}
+    return all((storage.kind, storage.dtype) in kinds for storage in rest)
+
+
+def _with_rest(group: Finding, rest: Sequence[LiveStorage]) -> Finding:
+    size = (group.bytes or 0) + sum(storage.bytes for storage in rest)
+    return Finding(group.what, size, group.device, group.holders, group.stack, group.count + len(rest))
+
+
+def _held(storage: LiveStorage, chains: Sequence[Chain], device: str) -> Finding:
+    return Finding(
+        what=str(storage),
+        bytes=storage.bytes,
+        device=device,
+        holders=tuple(map(str, chains)),
+        stack=allocations.stack_of(storage.address, storage.device),
+    )
+
+
+def _pools(device: str, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
+    """Return who keeps the private pools of CUDA graphs and the like, whose memory no tensor need be in."""
+    pools = inventory.new_pools(device)[:_MOST_FINDINGS]
+    found = find_chains_to_each([below.pool_users(pool) for pool in pools], deadline=deadline, base=base)
+    return [
+        Finding("private memory pool of torch's allocator", pool.reserved, device, tuple(map(str, chains)))
+        for pool, chains in zip(pools, found, strict=True)
+    ]
+
+
+def _processes(device: DeviceVerdict, before: Reading, now: Reading, engines: Mapping[int, str]) -> list[Finding]:
+    grown = {change.pid: change for change in device.processes}
+    if device.device == HOST:
+        ours = [use.pid for use in now.processes or () if use.ours]
+        grown = {change.pid: change for change in changes(ours, before, now) if change.before == 0 and change.after}
+    facts = processes.describe(grown, {pid: change.after for pid, change in grown.items()}, engines)
+    return [Finding(str(fact), fact.bytes, device.device, itself=True) for fact in facts]
+
+
+def _finished(started: float, findings: Sequence[Finding], remarks: Sequence[str] = ()) -> Diagnosis:
+    seconds = _clock() - started
+    return Diagnosis(tuple(findings), tuple(dict.fromkeys(remarks)), seconds, finished=seconds < LIMIT)

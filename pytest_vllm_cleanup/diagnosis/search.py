@@ -1,0 +1,280 @@
+"""The search from objects to who refers to them, level by level, until roots are found.
+
+Each level is one walk of the garbage collector over all objects of the process, which is what it costs. So all
+targets are searched for together, and what one of them has in common with another is walked once.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+import time
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_vllm_cleanup.diagnosis import graphs, places, safely, unseen
+from pytest_vllm_cleanup.diagnosis.callables import GENERATORS
+from pytest_vllm_cleanup.diagnosis.ranks import UNKNOWN
+from pytest_vllm_cleanup.diagnosis.roots import Root, Roots
+
+_BATCH = 32  # objects whose referrers are asked for at once: each makes the walk slower
+_MOST_OBJECTS = 20_000
+_MOST_REFERRERS = 500  # of one object: who has more is shared by many, and hardly one of them owns it
+_FEW_REFERRERS = 8
+_DETOUR = 2.0
+_clock = time.monotonic  # a test may have stopped it
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """What is known of a root that refers to one of the objects.
+
+    Attributes:
+        rank: see ``Chain``.
+        kind: what kind of root it is.
+        root: its place among the objects.
+        variable: it, if it is none of the heap.
+    """
+
+    rank: int
+    kind: str = ""
+    root: int = -1
+    variable: unseen.Variable | None = None
+
+
+class Search:
+    """Goes from targets to who holds them, cheapest first.
+
+    A step costs more the more objects refer to the same thing: a configuration that all share explains little.
+
+    Args:
+        groups: the targets; those of one group are one thing for a person, as the tensors of one storage are.
+        deadline: when to stop, on the clock of ``time.monotonic``.
+        ignored: ids of objects that are not followed.
+        base: the folder to which paths are relative.
+    """
+
+    def __init__(self, groups: Sequence[Iterable[Any]], deadline: float, ignored: set[int], base: str) -> None:
+        self._started, self._deadline = _clock(), deadline
+        self._satisfied: float | None = None  # since when there is a root for each group
+        self._roots = Roots(base)
+        self._variables, self._running = unseen.variables(base)
+        self._objects: list[Any] = []
+        self._places: dict[int, int] = {}  # in that list, by id
+        self._holders: list[list[int]] = []  # places of who refers to it
+        self._referrers: list[int] = []  # how many there are
+        self._waiting: list[tuple[float, int]] = []
+        self._ends: list[int] = []  # places of objects to which nothing refers
+        self._beginnings: dict[int, list[_Beginning]] = {}  # by the place of what they refer to
+        self._ignored = ignored | {id(self._objects)}
+        self._groups = [[self._start(target) for target in group if gc.is_tracked(target)] for group in groups]
+
+    def forget(self) -> None:
+        """Let go of all objects."""
+        self._objects.clear()
+
+    def run(self) -> None:
+        """Search until each group has a root and some more time has passed, nothing is left, or time is out."""
+        self._walk()
+        if not self._waiting and UNKNOWN in self._ranks() and self._look_deeper():
+            self._walk()
+
+    def roots(self, group: int, most: int) -> list[Root]:
+        """Return the chains to a group of targets: different roots, best rank first, then shortest.
+
+        Args:
+            group: its number.
+            most: how many at most.
+        """
+        found: dict[tuple[Any, ...], Root] = {}
+        ends: list[list[Any]] = []
+        waiting = {place for _, place in self._waiting}
+        unfinished = waiting or set(self._ends)
+        for place, toward in self._ways(self._groups[group]):
+            if place not in self._beginnings and place not in unfinished:
+                continue
+            path = [self._objects[at] for at in _path(place, toward)]
+            for beginning in self._beginnings.get(place, ()):
+                root = self._name(beginning, path)
+                known = found.get(root.key)
+                if known is None or _order(root) < _order(known):
+                    found[root.key] = root
+            if place in unfinished and len(ends) < most:
+                ends.append(path)
+        if not found:
+            # Targets that hold each other in a circle have no end.
+            ends = ends or [[self._objects[target]] for target in self._groups[group][:1]]
+            name = self._roots.name_cut if waiting else self._roots.name_end
+            found = {root.key: root for root in map(name, ends)}
+        return sorted(found.values(), key=_order)[:most]
+
+    def _name(self, beginning: _Beginning, path: list[Any]) -> Root:
+        if beginning.variable is not None:
+            return self._roots.name_variable(beginning.variable, path)
+        return self._roots.name(beginning.kind, [self._objects[beginning.root], *path])
+
+    def _ways(self, targets: Iterable[int]) -> Iterator[tuple[int, dict[int, int]]]:
+        """Iterate over all objects from which a target can be reached, cheapest first, and the next ones on the way."""
+        queue: list[tuple[float, int, int]] = [(0.0, target, -1) for target in targets]
+        toward: dict[int, int] = {}
+        while queue:
+            cost, place, following = heapq.heappop(queue)
+            if place not in toward:
+                toward[place] = following
+                yield place, toward
+                for holder in self._holders[place]:
+                    heapq.heappush(queue, (cost + self._price(place, holder), holder, place))
+
+    def _price(self, place: int, holder: int) -> float:
+        """Return what it costs to go on from an object to one of its holders."""
+        shared = max(0.0, math.log2(max(1, self._referrers[place]) / _FEW_REFERRERS))
+        # A wrapper's function has copies of the attributes of what it wraps (functools.wraps).
+        return 1 + shared + _DETOUR * (type(self._objects[holder]) is types.FunctionType)
+
+    # Walking.
+
+    def _start(self, target: Any) -> int:
+        place = self._places.get(id(target))
+        if place is None:
+            place = self._store(target)
+            heapq.heappush(self._waiting, (0.0, place))
+        return place
+
+    def _walk(self) -> None:
+        while self._waiting and not self._is_enough():
+            limit = self._waiting[0][0] + 1
+            batch: list[tuple[float, int]] = []
+            while self._waiting and len(batch) < _BATCH and self._waiting[0][0] < limit:
+                batch.append(heapq.heappop(self._waiting))
+            self._expand(batch)
+
+    def _is_enough(self) -> bool:
+        now = _clock()
+        if now >= self._deadline or len(self._objects) >= _MOST_OBJECTS:
+            return True
+        ranks = self._ranks() if self._beginnings else [UNKNOWN]
+        if UNKNOWN in ranks:
+            return False
+        if self._satisfied is None:
+            self._satisfied = now
+        # There may be more roots, or better ones: some more time, in proportion to what it has taken so far.
+        taken = self._satisfied - self._started
+        return now > self._satisfied + (0.1 + taken * 0.5) * (1 + max(ranks))
+
+    def _ranks(self) -> list[int]:
+        """Return the best rank of the roots that each group has so far."""
+        return [min(map(self._rank, self._ways(group)), default=UNKNOWN) for group in self._groups]
+
+    def _rank(self, way: tuple[int, dict[int, int]]) -> int:
+        return min((beginning.rank for beginning in self._beginnings.get(way[0], ())), default=UNKNOWN)
+
+    def _expand(self, batch: list[tuple[float, int]]) -> None:
+        # A tuple is passed on as it is; from anything else a new one would be made, which is a referrer too.
+        held = tuple([self._objects[place] for _, place in batch])
+        referrers = gc.get_referrers(*held)
+        own = self._ignored | {id(held), id(referrers)}
+        wanted = {id(thing): place for thing, (_, place) in zip(held, batch, strict=True)}
+        del held
+        new: dict[int, int] = {}  # holders by what they hold
+        for number, referrer in enumerate(referrers):
+            if number % 1024 == 1023 and _clock() >= self._deadline:
+                break
+            if id(referrer) in own or _is_of_search(referrer, self._running):
+                continue
+            kind = self._roots.kind(referrer)
+            holder = self._places.get(id(referrer))
+            for place in _held_by(referrer, wanted):
+                self._referrers[place] += 1
+                if kind:
+                    self._add_root(place, kind, referrer)
+                elif holder is not None:
+                    self._holders[place].append(holder)
+                elif self._referrers[place] <= _MOST_REFERRERS:
+                    holder = self._store(referrer)
+                    self._holders[place].append(holder)
+                    new[holder] = place
+        referrers.clear()
+        costs = {place: cost for cost, place in batch}
+        for holder, place in new.items():
+            heapq.heappush(self._waiting, (costs[place] + self._price(place, holder), holder))
+        self._ends += [place for _, place in batch if not self._referrers[place]]
+
+    def _store(self, thing: Any) -> int:
+        place = self._places[id(thing)] = self._append(thing)
+        self._add_variables(place)
+        return place
+
+    def _append(self, thing: Any) -> int:
+        self._objects.append(thing)
+        self._holders.append([])
+        self._referrers.append(0)
+        return len(self._objects) - 1
+
+    def _add_root(self, place: int, kind: str, thing: Any) -> None:
+        beginning = _Beginning(self._roots.rank(kind, thing), kind, self._append(thing))
+        self._beginnings.setdefault(place, []).append(beginning)
+
+    def _add_variables(self, place: int) -> None:
+        for variable in self._variables.get(id(self._objects[place]), ()):
+            self._beginnings.setdefault(place, []).append(_Beginning(variable.rank, variable=variable))
+
+    def _look_deeper(self) -> bool:
+        """Look for what only C code refers to. Return whether there are new objects to go on from."""
+        self._variables = unseen.at_exit()
+        for place in self._places.values():
+            self._add_variables(place)
+        ends = [self._objects[place] for place in self._ends]
+        self._ignored.add(id(ends))
+        for owner, owned in graphs.owners(ends):
+            if id(owner) not in self._places:
+                holder = self._store(owner)
+                self._holders[self._places[id(owned)]].append(holder)
+                heapq.heappush(self._waiting, (0.0, holder))
+        ends.clear()
+        return bool(self._waiting)
+
+
+def _order(root: Root) -> tuple[int, int]:
+    return root.rank, len(root.segments)
+
+
+def _path(place: int, toward: dict[int, int]) -> list[int]:
+    path = []
+    while place >= 0:
+        path.append(place)
+        place = toward[place]
+    return path
+
+
+def _held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
+    """Return the places of those wanted objects that an object refers to."""
+    if len(wanted) == 1:
+        return list(wanted.values())
+    kind = type(referrer)
+    if kind is dict:
+        try:
+            found = {id(value) for value in dict.values(referrer) if id(value) in wanted}
+            found |= {id(key) for key in dict.keys(referrer) if id(key) in wanted}
+        except RuntimeError:
+            found = set()
+    elif kind in safely.CONTAINERS and kind is not types.MappingProxyType:
+        try:
+            found = {id(value) for value in kind.__iter__(referrer) if id(value) in wanted}
+        except RuntimeError:
+            found = set()
+        if issubclass(kind, dict):
+            found |= {id(value) for _, value in safely.items(referrer) if id(value) in wanted}
+    else:
+        found = {id(value) for value in gc.get_referents(referrer) if id(value) in wanted}
+    return [wanted[known] for known in found]
+
+
+def _is_of_search(thing: Any, running: set[int]) -> bool:
+    """Whether a frame or a generator runs, or is of this package: they hold what they look at."""
+    kind = type(thing)
+    if kind is types.FrameType:
+        return id(thing) in running or places.is_ours(thing.f_code)
+    return kind in GENERATORS and places.is_ours(getattr(thing, f"{GENERATORS[kind][1]}_code"))

@@ -1,0 +1,207 @@
+"""The search: bounded, without side effects on what it looks at, and shared between several targets."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+from holding import ROOT, Held, chain, chains
+
+from pytest_vllm_cleanup.diagnosis.chains import Chain, find_chains, find_chains_to_each
+
+HERE = "tests/diagnosis/test_chains.py"
+KEPT: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Any:
+    yield
+    KEPT.clear()
+
+
+class Node:
+    held: Any
+
+
+class Hostile:
+    """Does harm whatever is asked of it, but for its class."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+    def __len__(self) -> int:
+        raise SystemExit
+
+    __iter__ = None
+    __bool__ = None
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise SystemExit
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit
+
+
+def test_nothing_runs_in_the_objects_that_are_looked_at() -> None:
+    hostile = Hostile()
+    object.__setattr__(hostile, "held", [Held()])
+    KEPT["hostile"] = {hostile: {"a": hostile}}
+    del hostile
+    assert chain().startswith(f"{HERE}: module global KEPT['hostile']")
+    assert chain().endswith("-> Held")
+
+
+def test_a_dead_proxy_is_passed_over() -> None:
+    node = Node()
+    KEPT["proxy"] = [weakref.proxy(node), Held()]
+    del node
+    assert chain() == f"{HERE}: module global KEPT['proxy'][1] -> Held"
+
+
+def test_nothing_is_held_afterwards() -> None:
+    KEPT["a"] = [Held()]
+    targets = [Held.last()]
+    found = find_chains(targets, deadline=time.monotonic() + 5)
+    assert targets == []
+    KEPT.clear()
+    assert Held.last() is None  # at once, without a collection
+    assert found[0].rank == 0
+
+
+def test_a_running_frame_keeps_no_copy_of_its_locals() -> None:
+    def inner() -> None:
+        held: Any = Held()
+        assert "local 'held' of frame" in chain()
+        held = None
+        assert Held.last() is held
+
+    inner()
+
+
+def test_the_copy_of_its_locals_that_a_function_has_asked_for_is_left_alone() -> None:
+    held = [Held()]
+    mine = locals()
+    assert chain().startswith("local")
+    assert mine["held"] is held
+
+
+def test_a_frame_of_another_thread_keeps_no_copy_of_its_locals() -> None:
+    started, forget, forgot, end = (threading.Event() for _ in range(4))
+
+    def load() -> None:
+        held: Any = Held()
+        started.set()
+        forget.wait(5)
+        held = None
+        forgot.set()
+        end.wait(5)
+        assert held is None
+
+    thread = threading.Thread(target=load, name="loader")
+    thread.start()
+    started.wait(5)
+    try:
+        assert chain().startswith("thread 'loader': local 'held' of frame ")
+        forget.set()
+        forgot.wait(5)
+        assert Held.last() is None
+    finally:
+        forget.set()
+        end.set()
+        thread.join()
+
+
+def test_a_frozen_object_is_seen() -> None:
+    KEPT["a"] = Node()
+    KEPT["a"].held = [Held()]
+    gc.freeze()
+    assert chain() == f"{HERE}: module global KEPT['a'] -> Node.held[0] -> Held"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
+    KEPT["a"] = Held()
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        chain()
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_several_things_are_searched_for_at_once() -> None:
+    KEPT["a"], KEPT["b"], KEPT["c"] = Held(), [Held()], Held()
+    groups = [[KEPT["a"]], [KEPT["b"][0]], [], [3], [KEPT["c"]]]
+    found = find_chains_to_each(groups, deadline=time.monotonic() + 5, base=str(ROOT))
+    assert [[str(chain) for chain in chains] for chains in found] == [
+        [f"{HERE}: module global KEPT['a'] -> Held"],
+        [f"{HERE}: module global KEPT['b'][0] -> Held"],
+        [],
+        [],
+        [f"{HERE}: module global KEPT['c'] -> Held"],
+    ]
+    assert groups == [[], [], [], [], []]
+
+
+def test_each_of_two_things_that_share_a_holder_has_its_own_chain() -> None:
+    node = KEPT["node"] = Node()
+    node.held = {"a": Held(), "b": Held()}
+    groups = [[node.held["a"]], [node.held["b"]]]
+    del node
+    found = find_chains_to_each(groups, deadline=time.monotonic() + 5, base=str(ROOT))
+    assert [str(chains[0]) for chains in found] == [
+        f"{HERE}: module global KEPT['node'] -> Node.held['a'] -> Held",
+        f"{HERE}: module global KEPT['node'] -> Node.held['b'] -> Held",
+    ]
+
+
+def test_what_is_to_be_ignored_is_not_named() -> None:
+    KEPT["a"] = [Held()]
+    ignored = [KEPT["a"]]
+    KEPT["b"] = Node()
+    KEPT["b"].held = Held.last()
+    found = find_chains([Held.last()], deadline=time.monotonic() + 5, ignore=ignored, base=str(ROOT))
+    assert list(map(str, found)) == [f"{HERE}: module global KEPT['b'] -> Node.held -> Held"]
+
+
+def test_the_way_past_what_everybody_shares_is_not_preferred() -> None:
+    shared, owner = Node(), Node()
+    shared.held = held = Held()
+    owner.held = [[[[held]]]]
+    KEPT["owner"] = owner
+    KEPT["users"] = [[shared] for _ in range(100_000)]
+    del shared, owner, held
+    assert chain() == f"{HERE}: module global KEPT['owner'] -> Node.held[0][0][0][0] -> Held"
+
+
+def test_a_deadline_that_has_passed_gives_what_is_known() -> None:
+    KEPT["a"] = [Held()]
+    found = find_chains([Held.last()], deadline=time.monotonic() - 1, base=str(ROOT))
+    assert found == [Chain("not followed further (the search was cut short)", ("Held",), 3)]
+
+
+def test_a_circle_that_only_c_code_holds_has_a_chain_too() -> None:
+    node = Node()
+    node.held = Held()
+    node.held.back = node
+    del node
+    assert chains() == [
+        Chain("C code or the interpreter (no Python object refers to it)", ("Held",), 3),
+    ]
+    gc.collect()

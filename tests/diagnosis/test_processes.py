@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from pytest_vllm_cleanup.diagnosis.processes import describe
+
+SLEEPS = "import time; print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def start():
+    """Start Python, and come back when it runs: a process that has just begun has no command line yet."""
+    started = []
+
+    def start(*arguments):
+        started.append(subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def child(start):
+    return start(SLEEPS)
+
+
+def test_a_child_is_described_with_its_engine_and_its_parent(child):
+    (facts,) = describe([child.pid], {child.pid: 3 << 30}, {child.pid: "LLMEngine number 2"})
+    assert (facts.pid, facts.bytes, facts.parent, facts.engine) == (
+        child.pid,
+        3 << 30,
+        "this process",
+        "LLMEngine number 2",
+    )
+    assert 0 <= facts.age < 60
+    start = f"process {child.pid} ({facts.name}), with 3 GiB, of LLMEngine number 2, started {facts.age:.1f} s ago, "
+    assert str(facts).startswith(f"{start}child of this process: ")
+    assert str(facts).endswith(SLEEPS)
+
+
+def test_a_child_of_a_child_names_the_one_between(start):
+    source = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]); child.wait()"
+    between = start(source)  # the line is that of its child
+    (grandchild,) = psutil.Process(between.pid).children()
+    try:
+        (facts,) = describe([grandchild.pid], {}, {between.pid: "LLMEngine number 1"})
+        assert facts.parent.startswith(f"process {between.pid} of LLMEngine number 1 (")
+        assert facts.bytes is None
+    finally:
+        grandchild.kill()
+
+
+def test_the_biggest_comes_first_and_each_once(child):
+    facts = describe([child.pid, os.getpid(), child.pid], {os.getpid(): 5, child.pid: 7}, {})
+    assert [fact.pid for fact in facts] == [child.pid, os.getpid()]
+
+
+def test_a_process_that_has_ended_is_said_to_have_ended(child):
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    gone = f"process {child.pid}, which has ended or is hidden from here"
+    assert str(describe([child.pid], {}, {})[0]) == gone
+    child.wait()
+    assert str(describe([child.pid], {}, {})[0]) == gone
+
+
+def test_a_long_command_keeps_both_ends(start):
+    long = start(SLEEPS, *["x" * 20] * 20, "the-end")
+    (facts,) = describe([long.pid], {}, {})
+    assert len(facts.command) <= 80
+    assert facts.command.startswith(sys.executable[:20])
+    assert facts.command.endswith("the-end")
