@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_vllm_cleanup.checks.context import GpuMemoryLeakError, assert_gpu_released
     from pytest_vllm_cleanup.checks.peak import GpuMemory
+    from pytest_vllm_cleanup.checks.quarantine import Leak
     from pytest_vllm_cleanup.engines.close import close_engine, vllm_engine
     from pytest_vllm_cleanup.engines.errors import (
+        DeviceQuarantinedError,
         EngineCleanupWarning,
         EngineClosedError,
         EngineStartTimeoutError,
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
 # Imported on first use: loading the plugin must cost a test run next to nothing.
 _HOMES = {
     "CloseReport": "engines.registry",
+    "DeviceQuarantinedError": "engines.errors",
     "EngineCleanupWarning": "engines.errors",
     "EngineClosedError": "engines.errors",
     "EngineStartTimeoutError": "engines.errors",
     "GpuMemory": "checks.peak",
     "GpuMemoryLeakError": "checks.context",
+    "Leak": "checks.quarantine",
     "ModelDoesNotFitError": "engines.errors",
     "UnsupportedVllmError": "engines.errors",
     "VllmCleanupWarning": "guard",
@@ -48,11 +52,13 @@ _HOMES = {
 
 __all__ = [
     "CloseReport",
+    "DeviceQuarantinedError",
     "EngineCleanupWarning",
     "EngineClosedError",
     "EngineStartTimeoutError",
     "GpuMemory",
     "GpuMemoryLeakError",
+    "Leak",
     "ModelDoesNotFitError",
     "UnsupportedVllmError",
     "VllmCleanupWarning",

@@ -12,6 +12,7 @@ import pytest
 T = TypeVar("T")
 
 CHECKS = ("marked", "all", "off")
+ON_LEAK = ("fail", "quarantine", "exit")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
 
@@ -29,6 +30,9 @@ class Settings:
         timeout: how long to wait for memory to come back, in seconds.
         start_timeout: how long an engine of ``vllm_runner`` may take to start, in seconds; 0: any time, None: the
             runner's own default.
+        record: whether torch notes down where GPU memory is allocated, so that a leak's report can tell.
+        on_leak: what a leak does that stays, beside failing its test: nothing ("fail"), refuse engines that cannot
+            start because of it ("quarantine"), or end the run ("exit").
     """
 
     check: str = "marked"
@@ -36,6 +40,8 @@ class Settings:
     tolerance: int | None = None
     timeout: float = DEFAULT_TIMEOUT
     start_timeout: float | None = None
+    record: bool = False
+    on_leak: str = "quarantine"
 
     def header(self) -> str:
         """Return the settings that differ from the default, for the report header; "" if none does."""
@@ -52,13 +58,26 @@ class Settings:
             parts.append(f"timeout={self.timeout:g}s")
         if self.start_timeout is not None:
             parts.append(f"start-timeout={self.start_timeout:g}s")
+        if self.record:
+            parts.append("record")
+        if self.on_leak != "quarantine":
+            parts.append(f"on-leak={self.on_leak}")
         return f"vllm-cleanup: {', '.join(parts)}" if parts else ""
 
 
 def parse_check(value: object) -> str:
     """Return which tests are checked. Raises ``ValueError`` naming the valid values."""
-    if value not in CHECKS:
-        raise ValueError(f"expected one of {', '.join(CHECKS)}, got {value!r}")
+    return _one_of(CHECKS, value)
+
+
+def parse_on_leak(value: object) -> str:
+    """Return what a leak does that stays. Raises ``ValueError`` naming the valid values."""
+    return _one_of(ON_LEAK, value)
+
+
+def _one_of(values: tuple[str, ...], value: object) -> str:
+    if value not in values:
+        raise ValueError(f"expected one of {', '.join(values)}, got {value!r}")
     return str(value)
 
 
@@ -103,12 +122,16 @@ def add_options(parser: pytest.Parser) -> None:
         ("tolerance", "SIZE", "memory that may stay, such as '8 MiB' (default: by meter)"),
         ("timeout", "SECONDS", f"how long to wait for memory to come back (default: {DEFAULT_TIMEOUT:g} s)"),
         ("start-timeout", "SECONDS", "how long an engine may take to start, 0: any time (default: 30 min)"),
+        ("on-leak", "{fail,quarantine,exit}", "what a leak does beside failing its test (default: quarantine)"),
     ):
         group.addoption(f"--vllm-cleanup-{name}", metavar=metavar, default=None, help=text)
         parser.addini(f"vllm_cleanup_{name.replace('-', '_')}", text, default=None)
-    text = "fail tests whose GPU memory cannot be measured"
-    group.addoption("--vllm-cleanup-strict", action="store_true", default=None, help=text)
-    parser.addini("vllm_cleanup_strict", text, default=None)
+    for name, text in (
+        ("strict", "fail tests whose GPU memory cannot be measured"),
+        ("record", "note down where GPU memory is allocated, for the report of a leak"),
+    ):
+        group.addoption(f"--vllm-cleanup-{name}", action="store_true", default=None, help=text)
+        parser.addini(f"vllm_cleanup_{name}", text, default=None)
 
 
 def load(config: pytest.Config) -> Settings:
@@ -123,6 +146,8 @@ def load(config: pytest.Config) -> Settings:
         tolerance=_setting(config, "tolerance", parse_tolerance, None),
         timeout=_setting(config, "timeout", parse_timeout, DEFAULT_TIMEOUT),
         start_timeout=_setting(config, "start_timeout", parse_timeout, None),
+        record=_setting(config, "record", parse_flag, False),
+        on_leak=_setting(config, "on_leak", parse_on_leak, "quarantine"),
     )
 
 

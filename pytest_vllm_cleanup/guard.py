@@ -20,7 +20,7 @@ def guarded(what: str) -> Iterator[None]:
         warn(what, problem)
 
 
-def warn(what: str, problem: Exception) -> None:
+def warn(what: str, problem: BaseException) -> None:
     """Say that something went wrong in this package."""
     with warnings.catch_warnings():
         # Where a run turns warnings into errors, this one would end it.

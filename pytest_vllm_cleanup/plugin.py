@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_vllm_cleanup import config as settings
-from pytest_vllm_cleanup import markers
+from pytest_vllm_cleanup import hookspecs, markers
 from pytest_vllm_cleanup.fixtures import (
     ENGINE_FIXTURES,
     assert_gpu_released,
@@ -21,6 +21,10 @@ __all__ = ["assert_gpu_released", "gpu_memory", "vllm_runner", "vllm_runner_fact
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     settings.add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hookspecs)
 
 
 def pytest_configure(config: pytest.Config) -> None:

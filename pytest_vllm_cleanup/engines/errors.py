@@ -15,6 +15,10 @@ class ModelDoesNotFitError(ValueError):
     """The memory budget cannot hold the model, or the device has less than the budget free."""
 
 
+class DeviceQuarantinedError(RuntimeError):
+    """An engine was not started: what an earlier test has leaked leaves less memory free than it asks for."""
+
+
 class EngineStartTimeoutError(TimeoutError):
     """An engine had not started when its ``start_timeout`` was over, and was stopped."""
 

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_vllm_cleanup.engines import hooks
+from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.traces import Traces
 from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.processes.proc import ProcessId
@@ -168,6 +169,7 @@ class Registry:
         self._engines: weakref.WeakKeyDictionary[Any, EngineHandle] = weakref.WeakKeyDictionary()
         self._cores: weakref.WeakKeyDictionary[Any, EngineHandle] = weakref.WeakKeyDictionary()
         self.listeners: list[Listener] = []
+        self.gates: list[Callable[[EngineHandle, Any], None]] = []
         self.owner: Callable[[], Owner] = Owner
 
     def begin(self, kind: str) -> EngineHandle:
@@ -237,6 +239,27 @@ class Registry:
         for listener in self.listeners:
             with guarded(f"accounting for {handle}"):
                 getattr(listener, event)(handle)
+
+    def ask_gates(self, handle: EngineHandle, config: Any) -> None:
+        """Ask whether an engine may start. A bug in a gate lets it through.
+
+        Args:
+            handle: its record.
+            config: its ``VllmConfig``.
+
+        Raises:
+            DeviceQuarantinedError: a gate refuses it.
+        """
+        __tracebackhide__ = True  # by pytest: who asked for the engine is of interest
+        for gate in self.gates:
+            refusal = None
+            with guarded(f"looking whether there is room for {handle}"):
+                try:
+                    gate(handle, config)
+                except DeviceQuarantinedError as problem:
+                    refusal = str(problem)
+            if refusal is not None:
+                raise DeviceQuarantinedError(refusal)
 
     @staticmethod
     def _collected(reference: weakref.ref[EngineHandle]) -> None:

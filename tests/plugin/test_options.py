@@ -39,11 +39,12 @@ def test_marker_over_option_over_environment_over_ini(
 
 @pytest.mark.parametrize("source", ["option", "environment", "ini"])
 def test_every_setting_can_come_from_every_source(run, pytester, monkeypatch, source):
-    values = {"check": "all", "strict": "yes", "tolerance": "3 MiB", "timeout": "2 min"}
+    values = {"check": "all", "strict": "yes", "tolerance": "3 MiB", "timeout": "2 min", "record": "on"}
     arguments = []
     if source == "option":
-        arguments = [f"--vllm-cleanup-{name}={value}" for name, value in values.items() if name != "strict"]
-        arguments.append("--vllm-cleanup-strict")
+        flags = ("strict", "record")
+        arguments = [f"--vllm-cleanup-{name}={value}" for name, value in values.items() if name not in flags]
+        arguments += [f"--vllm-cleanup-{name}" for name in flags]
     elif source == "environment":
         for name, value in values.items():
             monkeypatch.setenv(f"PYTEST_VLLM_CLEANUP_{name.upper()}", value)
@@ -51,7 +52,7 @@ def test_every_setting_can_come_from_every_source(run, pytester, monkeypatch, so
         pytester.makeini("[pytest]\n" + "\n".join(f"vllm_cleanup_{name} = {value}" for name, value in values.items()))
     result = run("def test_it():\n    pass\n", *arguments)
     assert result.ret == 0
-    assert "vllm-cleanup: check=all, strict, tolerance=3 MiB, timeout=120s" in result.outlines
+    assert "vllm-cleanup: check=all, strict, tolerance=3 MiB, timeout=120s, record" in result.outlines
 
 
 @pytest.mark.parametrize(
