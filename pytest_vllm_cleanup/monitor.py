@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from pytest_vllm_cleanup import leaving, markers
-from pytest_vllm_cleanup.checks import references
-from pytest_vllm_cleanup.checks.check import ReleaseCheck, Result, UnknownDeviceError, current_ledger
+from pytest_vllm_cleanup.checks import investigate, references
+from pytest_vllm_cleanup.checks.announce import announce
+from pytest_vllm_cleanup.checks.check import ReleaseCheck, UnknownDeviceError, current_ledger
+from pytest_vllm_cleanup.checks.gate import Gate
+from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.config import Settings
+from pytest_vllm_cleanup.diagnosis import allocations
 from pytest_vllm_cleanup.engines import instrument
-from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.leaving import Leaving
-from pytest_vllm_cleanup.report import payload
+from pytest_vllm_cleanup.report import payload, tracebacks
+from pytest_vllm_cleanup.report.carried import SECTION
+from pytest_vllm_cleanup.scopes import WiderFixtures
 from pytest_vllm_cleanup.stash import SETTINGS
 
 NAME = "vllm_cleanup_monitor"
 _RESULT = pytest.StashKey[Result]()
 _CHECK = pytest.StashKey[ReleaseCheck]()
 _ERRORS = pytest.StashKey[list[BaseException]]()
+_FIXTURES_ONLY = pytest.StashKey[bool]()  # the test itself is not checked
 
 
 def activate(config: pytest.Config) -> Monitor:
@@ -45,16 +53,21 @@ class Monitor:
         self._item: pytest.Item | None = None
         self._phase = ""
         self._fixtures: list[tuple[str, str, pytest.FixtureRequest]] = []
-        self._wider: dict[object, Owner] = {}  # by definition of the fixture
-        self._accounts: dict[object, int] = {}  # likewise: numbers in the ledger
+        self._wider = WiderFixtures(measured=self.settings.check != "off")
         self._late: list[Callable[[], None]] = []
-        self._ended: set[Owner] = set()  # in the running test's teardown
         instrument.install()
+        self._gate = Gate(refuse=self.settings.on_leak == "quarantine")
+        self._gate.install()
+        if self.settings.record:
+            allocations.start_recording()
         self._owner_outside = registry.owner
         registry.owner = self.owner
 
     def pytest_unconfigure(self) -> None:
         registry.owner = self._owner_outside  # this run may be one inside another, of a test of a plugin
+        self._gate.uninstall()
+        if self.settings.record:
+            allocations.stop_recording()
 
     # Who is running
 
@@ -88,33 +101,32 @@ class Monitor:
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
         self._fixtures.append((fixturedef.argname, fixturedef.scope, request))
+        checked = self._item is not None and _CHECK in self._item.stash
         try:
-            with self._accounted(fixturedef):
-                return (yield)
+            with self._wider.being_set_up(fixturedef, self.owner(), checked=checked):
+                value = yield
+            if self._wider.get(fixturedef) is not None:
+                request.addfinalizer(partial(self._before_fixture_ends, fixturedef))  # the last one runs first
+            return value
         finally:
             self._fixtures.pop()
 
-    @contextmanager
-    def _accounted(self, fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
-        """Know the fixtures of wider scope: what they hold is no leak of the test for which they are set up."""
-        set_up = None
-        if fixturedef.scope != "function":
-            self._wider[fixturedef] = self.owner()
-            if self._item is not None and _CHECK in self._item.stash:
-                with guarded(f"measuring before fixture {fixturedef.argname}"):
-                    set_up = current_ledger().account_fixture()
-        yield
-        if set_up is not None:
-            with guarded(f"measuring after fixture {fixturedef.argname}"):
-                self._accounts[fixturedef] = set_up()
+    def _before_fixture_ends(self, fixturedef: pytest.FixtureDef[object]) -> None:
+        """Know what is missing before a fixture of wider scope ends, so that its leak is not its last test's."""
+        item, fixture = self._item, self._wider.get(fixturedef)
+        if item is None or fixture is None or self._phase != "teardown":
+            return
+        with guarded(f"measuring before the end of fixture {fixturedef.argname}"):
+            if fixture.checked and _CHECK not in item.stash:
+                item.stash[_FIXTURES_ONLY] = True
+                item.stash[_ERRORS] = []
+                item.stash[_CHECK] = ReleaseCheck(tolerance=self.settings.tolerance, timeout=self.settings.timeout)
+            if _CHECK in item.stash:
+                owner, let_go = str(fixture.owner), partial(self._let_go, item)
+                item.stash[_CHECK].before_fixture_ends(owner, fixture.number, let_go)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[object]) -> None:
-        owner, number = self._wider.pop(fixturedef, None), self._accounts.pop(fixturedef, None)
-        if owner is not None:
-            self._ended.add(owner)
-        if number is not None:
-            with guarded(f"accounting for fixture {fixturedef.argname}"):
-                current_ledger().end_fixture(number)
+        self._wider.end(fixturedef)
 
     # The life of one test
 
@@ -122,7 +134,7 @@ class Monitor:
     # Not the first either: a test that is skipped may name devices that this machine does not have.
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._item, self._phase = item, "setup"  # until the next phase
-        self._ended.clear()
+        self._wider.ended.clear()
         problem = self._begin(item)
         if problem is not None:
             pytest.fail(problem, pytrace=False)
@@ -141,7 +153,7 @@ class Monitor:
                 while self._late:
                     with guarded(f"closing an engine of {item.nodeid}"):
                         self._late.pop()()
-            result = self._finish(item)
+            result = None if references.unreported(item) else self._finish(item)
         if result is not None:
             self._fail_if_leaked(item, result)
 
@@ -149,11 +161,19 @@ class Monitor:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if call.excinfo is not None:
+            with guarded(f"preparing the report of {item.nodeid}"):
+                tracebacks.forget_wrappers(call.excinfo.value)
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
+        with guarded(f"naming earlier leaks in the report of {item.nodeid}"):
+            if text := self._gate.explain(item.nodeid, error):
+                report.sections.append((SECTION, text))
         if error is not None and _CHECK in item.stash:
             item.stash[_ERRORS].append(error)
         if call.when == "teardown":
+            if _CHECK in item.stash:
+                item.stash[_ERRORS] += references.take_unreported(item)
             with self._running(item, "teardown"):
                 self._finish(item)
             result = item.stash.get(_RESULT, None)
@@ -173,12 +193,14 @@ class Monitor:
             if requirement is None:
                 return None
             release_unreleased()
+            item.stash[_FIXTURES_ONLY] = False
             item.stash[_ERRORS] = []
             item.stash[_CHECK] = ReleaseCheck(
                 tolerance=self.settings.tolerance if requirement.tolerance is None else requirement.tolerance,
                 timeout=self.settings.timeout if requirement.timeout is None else requirement.timeout,
                 devices=requirement.devices,
             )
+            self._gate.review(item.stash[_CHECK].baseline)
         except (markers.MarkerError, UnknownDeviceError) as problem:  # the user's, and of this test alone
             return str(problem)
         except Exception as problem:
@@ -199,29 +221,46 @@ class Monitor:
         if check is None:
             return None
         del item.stash[_CHECK]
-        errors = item.stash[_ERRORS]
-        del item.stash[_ERRORS]
-        result = None
-
-        def let_go() -> None:
-            if not self._debugging:
-                references.release(item, errors)
-                errors.clear()
-
+        let_go, result, leaks = partial(self._let_go, item, torn_down=True), None, []
         with guarded(f"checking {item.nodeid}"):
             # Only where it matters: hooks of others may still look at the fixtures' values.
-            if registry.due(item.nodeid, self._ended) or registry.unreleased():
+            if self._due(item) or registry.unreleased():
                 let_go()
             release_unreleased()
-            abandoned = still_alive(registry.due(item.nodeid, self._ended))
-            try:
-                result = check.finish(abandoned, let_go)
+            abandoned = still_alive(self._due(item))
+            blamed, base = partial(self._blamed, check, abandoned), str(item.config.rootpath)
+            result = investigate.conclude(check, abandoned, let_go, blamed, base)
+            if result.leaked:
+                if self._debugging:
+                    result.notes.append("what pytest keeps of a failed test was left to the debugger (--pdb, --trace)")
+                if self.settings.record:
+                    with guarded(f"writing down the allocations of {item.nodeid}"):
+                        result.notes.append(_write_snapshot(item))
+                leaks = self._gate.leaked(item.nodeid, result)
+            if result.leaked or not item.stash.get(_FIXTURES_ONLY, False):
                 item.stash[_RESULT] = result
                 payload.record_properties(item, result)
-            finally:  # also where a timeout ends the waiting
-                notes = [_closed(handle) for handle in abandoned]
-            result.notes.extend(notes)
+        announce(item, leaks, end_the_run=self.settings.on_leak == "exit")  # a user's hook may end the run
         return result
+
+    def _let_go(self, item: pytest.Item, *, torn_down: bool = False) -> None:
+        """Let go of what pytest keeps of a test. The reports of what has failed so far are made."""
+        if not self._debugging and not references.unreported(item):
+            references.release(item, item.stash[_ERRORS])
+            item.stash[_ERRORS].clear()
+            if torn_down:
+                references.release_log_records(item.config)
+
+    def _due(self, item: pytest.Item) -> list[EngineHandle]:
+        """Return the open engines that must not outlive a test: its own if it is checked, those of ended fixtures."""
+        due = registry.due(item.nodeid, self._wider.ended)
+        return [h for h in due if h.owner in self._wider.ended] if item.stash.get(_FIXTURES_ONLY, False) else due
+
+    def _blamed(self, check: ReleaseCheck, abandoned: tuple[EngineHandle, ...]) -> str:
+        """Return the fixtures of wider scope that are to blame for a leak, "" if it is the test itself."""
+        if abandoned and all(handle.owner in self._wider.ended for handle in abandoned):
+            return " and ".join(dict.fromkeys(str(handle.owner) for handle in abandoned))
+        return "" if abandoned or check.culprit is None else check.culprit.owner
 
     def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
         text = None
@@ -239,5 +278,14 @@ class Monitor:
             self._item, self._phase = None, ""
 
 
-def _closed(handle: EngineHandle) -> str:
-    return f"closed {handle} in {close_handle(handle).seconds:.1f} s, after the verdict"
+def _write_snapshot(item: pytest.Item) -> str:
+    """Write torch's record of allocations next to the JUnit report, else into pytest's cache; say where."""
+    report = item.config.getoption("xmlpath", None)
+    if report:
+        folder = Path(report).absolute().parent
+    elif (cache := getattr(item.config, "cache", None)) is not None:
+        folder = cache.mkdir("vllm-cleanup")
+    else:
+        folder = item.config.rootpath
+    path = allocations.write_snapshot(folder, item.nodeid)
+    return f"the record of allocations is in {path}; https://pytorch.org/memory_viz shows it"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_vllm_cleanup.checks.ledger import MANY_MODULES, Ledger
+from pytest_vllm_cleanup.checks.result import Result
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Settled, Snapshot, Verdict, judge_all, settle
@@ -26,40 +30,18 @@ class UnknownDeviceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came out of a check.
+class Ending:
+    """The end of a fixture of wider scope.
 
     Attributes:
-        verdict: released, leaked, foreign or unknown, with the deciding figures.
-        baseline: readings before.
-        after: the last readings.
-        waited: how long it was waited for memory, in seconds.
-        trend: "back", "flat", "falling" or "timeout".
-        rate: bytes per second that were still coming back.
-        abandoned: engines that were still alive, one phrase each.
-        reason: why something could not be measured.
-        notes: further facts for the report, one sentence each.
+        owner: the fixture, in words.
+        number: its number in the ledger, None if it has none.
+        missing: whether memory was missing before it was torn down.
     """
 
-    verdict: Verdict
-    baseline: Snapshot
-    after: Snapshot
-    waited: float
-    trend: str
-    rate: float = 0.0
-    abandoned: tuple[str, ...] = ()
-    reason: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def leaked(self) -> bool:
-        """Whether memory stayed, or an engine that should be gone is still alive."""
-        return self.verdict.outcome == "leaked" or bool(self.abandoned)
-
-    @property
-    def outcome(self) -> str:
-        """The verdict in one word: released, leaked, foreign or unknown."""
-        return "leaked" if self.leaked else self.verdict.outcome
+    owner: str
+    number: int | None
+    missing: bool
 
 
 class ReleaseCheck:
@@ -92,11 +74,15 @@ class ReleaseCheck:
         self._ledger = current_ledger() if ledger is None else ledger
         self.baseline = self._gauge.read()
         self._require(devices)
+        self._inventory = Inventory.take(self.baseline)
         self._ledger.learn_contexts(self.baseline)
         self._live_at_start = self._ledger.live()
         self._newest_at_start = self._ledger.newest()
         self._granted_at_start = self._ledger.granted
+        self._debts_at_start = self._ledger.debts()
+        self._fixtures: list[Ending] = []
         self._modules = len(sys.modules)
+        self._threads_at_start = [weakref.ref(thread) for thread in threading.enumerate()]
         self._host_is_blurred = False
 
     def finish(self, abandoned: tuple[EngineHandle, ...] = (), let_go: Callable[[], None] | None = None) -> Result:
@@ -118,7 +104,7 @@ class ReleaseCheck:
         settled = Settled(first, 0.0, (), "back")
         if missing(verdict):
             gc.collect()
-            _flush_caches()
+            flush_caches()
             settled = settle(
                 self._gauge.read,
                 lambda snapshot: not missing(self._judge(snapshot)),
@@ -135,16 +121,53 @@ class ReleaseCheck:
             waited=settled.waited,
             trend=settled.trend,
             rate=settled.rate * _GRAIN,
+            stood=settled.stood,
             abandoned=tuple(str(handle) for handle in abandoned),
             reason=self._reason(),
         )
+
+    def before_fixture_ends(self, owner: str, number: int | None, let_go: Callable[[], None]) -> None:
+        """Look at what is missing before a fixture of wider scope is torn down, which may leak by itself.
+
+        Args:
+            owner: the fixture, in words.
+            number: its number in the ledger, None if it has none.
+            let_go: gives up references that are no leak. Called only if memory is missing.
+        """
+        verdict = self._judge(self._gauge.read())
+        if verdict.outcome == "leaked":
+            let_go()
+            gc.collect()
+            flush_caches()
+            verdict = self._judge(self._gauge.read())
+        self._fixtures.append(Ending(owner, number, verdict.outcome == "leaked"))
+
+    @property
+    def culprit(self) -> Ending | None:
+        """The fixture of wider scope that leaked, None if the test did: the last one before whose end all was back."""
+        return next((ending for ending in reversed(self._fixtures) if not ending.missing), None)
+
+    @property
+    def inventory(self) -> Inventory:
+        """The tensors that are not to blame: those of before the test, but for what a fixture that leaked had made."""
+        culprit = self.culprit
+        if culprit is None or culprit.number is None:
+            return self._inventory
+        return self._ledger.without(self._inventory, culprit.number)
+
+    def remains(self) -> tuple[Verdict, Snapshot]:
+        """Judge once more, and return the readings too."""
+        gc.collect()
+        flush_caches()
+        snapshot = self._gauge.read()
+        return self._judge(snapshot), self._counted(snapshot)
 
     def _judge(self, snapshot: Snapshot) -> Verdict:
         return judge_all(
             self._counted(self.baseline),
             self._counted(snapshot),
             tolerance=self._tolerance,
-            expected=self._ledger.expected(self._live_at_start),
+            expected=self._ledger.expected(self._live_at_start, self._debts_at_start),
             grants=self._ledger.grants(snapshot, self._granted_at_start, self._live_at_start),
         )
 
@@ -164,12 +187,19 @@ class ReleaseCheck:
 
     def _patience(self, verdict: Verdict) -> float:
         reasons = {device.reason for device in verdict.devices if device.may_come_back}
+        if self._has_threads():
+            return _FLAT_AFTER_ELSEWHERE  # one that finishes its work gives memory back late and in one step too
         if reasons <= set(_IN_PROCESS_REASONS) or (reasons == {"host"} and not self._has_processes()):
             return _FLAT_AFTER_IN_PROCESS
         return _FLAT_AFTER_ELSEWHERE
 
     def _has_processes(self) -> bool:
         return any(reading.children for reading in self._gauge.read().values())
+
+    def _has_threads(self) -> bool:
+        """Whether a thread runs that did not when the check began."""
+        known = [reference() for reference in self._threads_at_start]
+        return any(all(thread is not other for other in known) for thread in threading.enumerate())
 
     def _account_for_imports(self) -> None:
         imported = len(sys.modules) - self._modules
@@ -211,10 +241,12 @@ def current_ledger() -> Ledger:
     return ledger
 
 
-def _flush_caches() -> None:
+def flush_caches() -> None:
+    """Hand back what torch's allocator keeps free in this process, if CUDA is up in it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         if not registry.siblings(None):
             # Made by the first matrix product (32 MiB on Hopper) and no leak; graphs of a live engine may use it.
             torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.ipc_collect()  # what was sent to a process that has ended
         torch.cuda.empty_cache()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pytest_vllm_cleanup.checks import message
+from pytest_vllm_cleanup.checks import investigate, message
 from pytest_vllm_cleanup.checks.check import ReleaseCheck
 from pytest_vllm_cleanup.devices.names import parse_devices
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import registry
+from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.memory.units import parse_duration, parse_size
 
 
@@ -49,8 +50,11 @@ def assert_gpu_released(
     known = {handle.number for handle in registry.handles()}
     yield check
     release_unreleased()
-    result = check.finish(still_alive([handle for handle in registry.handles() if handle.number not in known]))
+    alive = still_alive([handle for handle in registry.handles() if handle.number not in known])
+    result = check.finish(alive)
     if result.leaked:
+        with guarded("looking for who holds the memory of the block"):
+            result = investigate.explain(check, result, alive)
         raise GpuMemoryLeakError(f"{message.sentence('the block', result)}\n{message.evidence(result)}")
     if strict and result.outcome == "unknown":
         raise GpuMemoryLeakError(message.not_measured("the block", result))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from pytest_vllm_cleanup.checks.check import Result, current_ledger, flush_caches
+from pytest_vllm_cleanup.checks.check import current_ledger, flush_caches
 from pytest_vllm_cleanup.checks.ledger import Ledger
 from pytest_vllm_cleanup.checks.quarantine import Leak, Quarantine, outstanding_of
 from pytest_vllm_cleanup.checks.references import chain
+from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.needs import shares_of

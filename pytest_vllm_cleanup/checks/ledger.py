@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from pytest_vllm_cleanup.checks.debts import Debt
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State
 from pytest_vllm_cleanup.memory import HOST, Adjustment, Gauge, Grants, Reading, Snapshot
 from pytest_vllm_cleanup.memory.expectation import context_bytes
@@ -24,6 +27,7 @@ WORKING_ALLOWANCE_ELSEWHERE = 256 * MIB
 _UNKNOWN = Adjustment(allocated=1, children=1, host=1)
 # Importing torch or vLLM takes hundreds of MiB of host memory for good, and some thousand modules.
 MANY_MODULES = 100
+_NONE: Mapping[Debt, int] = MappingProxyType({})
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Entry:
         live: whether it is still open.
         is_engine: whether it may grow by working.
         remains: weak references to the parts of one whose constructor raised; the exception's frames hold them.
+        made: the tensors before and after the setup of a fixture.
     """
 
     owner_is_test: bool
@@ -45,6 +50,7 @@ class Entry:
     live: bool = True
     is_engine: bool = True
     remains: tuple[weakref.ref[Any], ...] = ()
+    made: tuple[Inventory, Inventory] | None = None
 
 
 class Ledger:
@@ -57,6 +63,7 @@ class Ledger:
         self._ungranted: list[Entry] = []
         self._granted = 0
         self._contexts: dict[str, int] = {}
+        self._debts: list[Debt] = []
 
     @property
     def granted(self) -> int:
@@ -105,10 +112,11 @@ class Ledger:
             is negative.
         """
         before, known, modules = self._gauge.read(), frozenset(self._entries), len(sys.modules)
+        inventory = Inventory.take(before)
 
         def is_set_up() -> int:
-            footprints = {}
-            for name, after in self._gauge.read().items():
+            footprints, now = {}, self._gauge.read()
+            for name, after in now.items():
                 if name == HOST and len(sys.modules) - modules >= MANY_MODULES:
                     continue  # modules stay when the fixture goes
                 inside = [
@@ -116,7 +124,8 @@ class Ledger:
                 ]
                 footprints[name] = _beside(footprint(before.get(name, Reading(device=name)), after), inside)
             number = min((0, *self._entries)) - 1
-            self._entries[number] = Entry(False, before, footprints, is_engine=False)
+            made = (inventory, Inventory.take(now))
+            self._entries[number] = Entry(False, before, footprints, is_engine=False, made=made)
             return number
 
         return is_set_up
@@ -124,6 +133,11 @@ class Ledger:
     def end_fixture(self, number: int) -> None:
         """Note that a fixture of wider scope has been torn down."""
         self._entries[number].live = False
+
+    def without(self, inventory: Inventory, number: int) -> Inventory:
+        """Return an inventory without the tensors that a fixture of wider scope made while it was set up."""
+        made = self._entries[number].made
+        return inventory if made is None else inventory.without(*made)
 
     def grant_residues(self) -> None:
         """Grant what the first engines left; of one that failed to start as soon as nobody holds its exception."""
@@ -150,11 +164,24 @@ class Ledger:
         """Return the number of the newest engine, 0 if there has been none."""
         return max((0, *self._entries))
 
-    def expected(self, live_at_start: frozenset[int]) -> dict[str, Adjustment]:
-        """Return by how much each device may differ from a baseline, because of what has a wider scope.
+    def owe(self, debts: Iterable[Debt]) -> None:
+        """Note what an earlier test has leaked: where it comes back later, it makes room for no other leak."""
+        self._debts += debts
+
+    def debts(self) -> dict[Debt, int]:
+        """Return what earlier leaks still hold, in bytes; those that have come back are forgotten."""
+        held = {debt: debt.held() for debt in self._debts}
+        self._debts = [debt for debt, size in held.items() if size]
+        return {debt: size for debt, size in held.items() if size}
+
+    def expected(
+        self, live_at_start: frozenset[int], debts_at_start: Mapping[Debt, int] = _NONE
+    ) -> dict[str, Adjustment]:
+        """Return by how much each device may differ from a baseline, for what has a wider scope or leaked before.
 
         Args:
             live_at_start: the engines and fixtures that were open when the baseline was taken.
+            debts_at_start: what earlier leaks held then.
         """
         total: dict[str, Adjustment] = {}
         for number, entry in self._entries.items():
@@ -162,6 +189,9 @@ class Ledger:
                 _add(total, entry.footprint, 1)
             elif not entry.live and number in live_at_start:
                 _add(total, entry.footprint, -1)
+        for debt, held in debts_at_start.items():
+            if back := held - debt.held():
+                _add(total, {debt.device: debt.adjustment(back)}, -1)
         return total
 
     def grants(

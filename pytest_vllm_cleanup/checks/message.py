@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_vllm_cleanup.checks.check import Result
+from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.memory import DeviceVerdict, Reading, Snapshot, format_size
 from pytest_vllm_cleanup.memory.tenants import strangers, tells
 
@@ -18,17 +18,23 @@ _ADVICE = {
 
 
 def sentence(name: str, result: Result) -> str:
-    """Return what happened in one sentence: how much stayed, where, by which meter, and how long it was waited."""
-    waited = f"waited {result.waited:.1f} s ({result.trend})"
+    """Return what happened: how much stayed, where, by which meter, how long it was waited, and who holds it."""
+    if result.owner:
+        name = f"{result.owner}, which ended with {name},"
+    holder = result.diagnosis.holder if result.diagnosis is not None else ""
+    held = f" Held by {holder}." if holder else ""
+    waited = f"waited {result.waited:.1f} s ({_trend(result)})"
     leaks = [device for device in result.verdict.devices if device.outcome == "leaked"]
     if not leaks and result.abandoned:
-        return f"{name} left {_engines(result)} alive. {_CLOSE}"
+        return f"{name} left {_engines(result)} alive.{held} {_CLOSE}"
     parts = [_leak(device) for device in leaks]
     text = f"{name} left {' and '.join(parts)}; {waited}."
     if result.abandoned:
-        text += f" It left {_engines(result)} alive. {_CLOSE}"
-    elif leaks:
-        text += f" {_ADVICE.get(leaks[0].reason, '')}"
+        text += f" It left {_engines(result)} alive.{held} {_CLOSE}"
+    else:
+        # Who knows the variable needs no advice where to look.
+        known = held and leaks[0].reason in ("allocator", "host")
+        text += held if known else f"{held} {_ADVICE.get(leaks[0].reason, '')}"
     if named := "; ".join(str(change) for device in leaks for change in device.processes):
         text += f" Processes of ours: {named}."
     return text
@@ -60,10 +66,11 @@ def evidence(result: Result) -> str:
             lines.append(f"{device.device}: per-process figures of ours are not visible: {device.why}{whole}")
         if device.outcome == "foreign":
             lines.append(f"not of this test: {_foreign(device)}")
-    if result.abandoned:
-        lines += ["engines still alive:", *(f"  {engine}" for engine in result.abandoned)]
-    if result.trend == "falling":
-        lines.append(f"still falling at {format_size(round(result.rate))}/s when time was up: raise timeout")
+    findings = () if result.diagnosis is None else result.diagnosis.findings
+    explained = {finding.what for finding in findings}
+    alive = (f"still alive: {engine}" for engine in result.abandoned)
+    lines += [line for line in alive if line not in explained]
+    lines += [] if result.diagnosis is None else result.diagnosis.lines()
     lines += result.notes
     if result.reason:
         lines.append(f"not measurable: {result.reason}")
@@ -71,11 +78,22 @@ def evidence(result: Result) -> str:
 
 
 def _leak(device: DeviceVerdict) -> str:
+    before, due = format_size(device.baseline), format_size(device.after - device.stayed)
+    # What has a wider scope and came or went meanwhile is expected to change the figure.
+    expected = "" if due == before else f", where {due} were due"
     return (
         f"{exact_size(device.stayed)} on {device.device} by {device.meter} "
-        f"({format_size(device.baseline)} before, {format_size(device.after)} after, "
+        f"({before} before, {format_size(device.after)} after{expected}, "
         f"tolerance {format_size(device.tolerance)})"
     )
+
+
+def _trend(result: Result) -> str:
+    if result.trend == "flat":
+        return f"stuck: flat for {result.stood:.1f} s"
+    if result.trend == "falling":
+        return f"slow: falling at {format_size(round(result.rate))}/s, so a longer timeout may help"
+    return f"time was up; flat for {result.stood:.1f} s" if result.stood else result.trend
 
 
 def _foreign(device: DeviceVerdict) -> str:

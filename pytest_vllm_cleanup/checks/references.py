@@ -37,6 +37,37 @@ def release(item: pytest.Item, errors: list[BaseException]) -> None:
         # Each test has its own instance; pytest keeps it to the end of the session, and makes a new one when asked.
         vars(item).pop("_instance", None)
         vars(item).pop("_obj", None)
+    if vars(item).get("_cached_errors_and_skips") is not None:  # of a unittest.TestCase with subTest, on Python 3.10
+        vars(item)["_cached_errors_and_skips"] = None
+
+
+def release_log_records(config: pytest.Config) -> None:
+    """Let go of what was logged in a teardown, with its arguments; pytest has made its text of it, and keeps it.
+
+    Not before the teardown is over.
+    """
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    for name in ("caplog_handler", "report_handler"):
+        records = getattr(getattr(plugin, name, None), "records", None)
+        if records:
+            records.clear()
+
+
+def unreported(item: pytest.Item) -> bool:
+    """Whether a test has failed in a way that pytest reports only at its end, and has not reported yet.
+
+    A ``unittest.TestCase`` may fail in ``setUp`` or the test, in ``tearDown`` and in every clean-up. pytest reports the
+    first failure with the call, the second with the teardown, and no more.
+    """
+    return bool(getattr(item, "_excinfo", None))
+
+
+def take_unreported(item: pytest.Item) -> list[BaseException]:
+    """Take from pytest, when a test's last report is made, the failures that it will never report."""
+    left = getattr(item, "_excinfo", None) or []
+    errors = [info.value for info in left]
+    left.clear()
+    return errors
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

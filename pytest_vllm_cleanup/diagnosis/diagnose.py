@@ -5,6 +5,7 @@ Asked only after a leak. Bounded in time and memory, and nothing that was found 
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,10 @@ def who_holds(
 
 def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
     where = "cpu" if device.device == HOST else device.device
+    frozen = gc.get_freeze_count()  # before anybody looks at the heap, which thaws it
     new = [storage for storage in inventory.new(deadline) if storage.device == where]
+    if frozen and (hidden := _garbage(new, inventory, device.device, deadline)):
+        return hidden
     searched = [storage for storage in new[:_MOST_TENSORS] if storage.bytes >= _SMALL * new[0].bytes]
     chains = find_chains_to_each(tensors_on(searched), deadline=deadline, base=base)
     found = [_held(storage, holders, device.device) for storage, holders in zip(searched, chains, strict=True)]
@@ -94,6 +98,15 @@ def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base:
     if rest and len(groups) == 1 and groups[0].holders and _alike(searched, rest):
         return [_with_rest(groups[0], rest)]
     return groups
+
+
+def _garbage(new: Sequence[LiveStorage], inventory: Inventory, device: str, deadline: float) -> list[Finding]:
+    """Return what is garbage in truth, and was frozen, so that no collection could free it."""
+    gc.collect()
+    alive = {storage.identity for storage in inventory.new(deadline)}
+    gone = [storage for storage in new if storage.identity not in alive]
+    holder = "gc.freeze(), which hides a reference cycle from the collector; gc.unfreeze() and gc.collect() free it"
+    return grouped(Finding(str(storage), storage.bytes, device, (holder,)) for storage in gone)
 
 
 def _alike(searched: Sequence[LiveStorage], rest: Sequence[LiveStorage]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import graphs, places, safely, unseen
 from pytest_vllm_cleanup.diagnosis.callables import GENERATORS
-from pytest_vllm_cleanup.diagnosis.ranks import UNKNOWN
+from pytest_vllm_cleanup.diagnosis.ranks import LIBRARY, UNKNOWN
 from pytest_vllm_cleanup.diagnosis.roots import Root, Roots
 
 _BATCH = 32  # objects whose referrers are asked for at once: each makes the walk slower
@@ -109,7 +109,11 @@ class Search:
             ends = ends or [[self._objects[target]] for target in self._groups[group][:1]]
             name = self._roots.name_cut if waiting else self._roots.name_end
             found = {root.key: root for root in map(name, ends)}
-        return sorted(found.values(), key=_order)[:most]
+        ordered = sorted(found.values(), key=_order)
+        if ordered and ordered[0].rank < LIBRARY:
+            # What a library has in a local now, as pytest while it makes a report, goes by itself.
+            ordered = [root for root in ordered if root.rank < LIBRARY or root.key[0] != "frame"]
+        return ordered[:most]
 
     def _name(self, beginning: _Beginning, path: list[Any]) -> Root:
         if beginning.variable is not None:

@@ -12,16 +12,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from operator import methodcaller
 from typing import Any
 
 import wrapt
 
-from pytest_vllm_cleanup.engines import children, drain, shells, siblings, traces
+from pytest_vllm_cleanup.engines import children, drain, printing, shells, siblings, traces
+from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
 
 _ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
 _CORE = ("vllm.v1.engine.core", "EngineCore")
+_PRINTED = ("vllm.entrypoints.llm", "LLM.__repr__")
 _START_UP = ("vllm.v1.engine.utils", "zmq_socket_ctx")
 _installed = False
 _environ_before: ContextVar[dict[str, str] | None] = ContextVar("environ_before", default=None)
@@ -37,6 +40,7 @@ def install() -> None:
         _when_imported(module, f"{name}.from_engine_args", _configure)
         _when_imported(module, f"{name}.__init__", _construct)
     _when_imported(_CORE[0], f"{_CORE[1]}.shutdown", _shut_down_core)
+    _when_imported(*_PRINTED, printing.show)
     _when_imported(*_START_UP, _let_interrupts_through)
     with guarded("looking for engines that were built before"):
         for engine in _existing():
@@ -95,7 +99,10 @@ def _interruptible(manager: AbstractContextManager[Any]) -> Iterator[Any]:
 
 
 def _configure(wrapped: Callable[..., Any], _class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Making the configuration already writes environment variables, some of which change how later engines run.
+    # Making the configuration already writes environment variables, some of which change how later engines run. What
+    # an earlier one wrote is taken back first, or it would be taken from this one.
+    with guarded("looking before an engine is configured"):
+        drain.release_unreleased()
     token = _environ_before.set(dict(os.environ))
     try:
         return wrapped(*args, **kwargs)
@@ -104,6 +111,7 @@ def _configure(wrapped: Callable[..., Any], _class: Any, args: tuple[Any, ...], 
 
 
 def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    __tracebackhide__ = methodcaller("errisinstance", DeviceQuarantinedError)  # by pytest, only where we raised it
     before = None
     with guarded("looking before an engine is built"):
         drain.release_unreleased()  # while the new one does not count as a live sibling yet
@@ -111,6 +119,7 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
     handle = registry.begin(type(instance).__name__)
     registry.tell("before_build", handle)
     try:
+        registry.ask_gates(handle, args[0] if args else kwargs.get("vllm_config"))
         with siblings.during_build(handle), children.recorded(handle):
             wrapped(*args, **kwargs)
     except BaseException as problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -44,6 +44,11 @@ class Settled(Generic[T]):
         # The latest of equal peaks: the plateau before the fall is not part of it.
         peak_at, peak = max(known, key=lambda sample: (sample[1], sample[0]))
         return (peak - last) / (last_at - peak_at) if last_at > peak_at else 0.0
+
+    @property
+    def stood(self) -> float:
+        """Seconds for which the last figure had not changed when waiting ended."""
+        return _stood(self.samples)[0] if self.samples else 0.0
 
 
 def settle(
@@ -94,13 +99,19 @@ def settle(
 
 def _is_flat(samples: list[Sample], flat_after: float) -> bool:
     """Whether the newest figure has stood for ``flat_after`` seconds and over enough reads."""
+    seconds, reads = _stood(samples)
+    return reads >= _FLAT_READS and seconds >= flat_after
+
+
+def _stood(samples: Sequence[Sample]) -> tuple[float, int]:
+    """Return for how many seconds, and over how many reads, the newest figure has stood."""
     now, newest = samples[-1]
     reads, since = 0, now
     for at, figure in reversed(samples):
         if figure != newest:
             break
         reads, since = reads + 1, at
-    return reads >= _FLAT_READS and now - since >= flat_after
+    return now - since, reads
 
 
 def _is_falling(samples: list[Sample], window: float) -> bool:

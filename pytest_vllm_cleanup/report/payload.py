@@ -8,7 +8,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 from pytest_vllm_cleanup.checks import message
-from pytest_vllm_cleanup.checks.check import Result
+from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.report.carried import ATTRIBUTE, SECTION
 
 
@@ -45,10 +45,14 @@ def as_data(name: str, result: Result) -> dict[str, Any]:
         "waited": result.waited,
         "trend": result.trend,
         "abandoned": list(result.abandoned),
+        "owner": result.owner,
+        "holder": result.diagnosis.holder if result.diagnosis is not None else "",
+        "diagnosis": result.diagnosis.lines() if result.diagnosis is not None else [],
         "devices": [
             {
                 "device": device.device,
                 "outcome": device.outcome,
+                "reason": device.reason,
                 "meter": device.meter,
                 "stayed": device.stayed,
                 "baseline": device.baseline,
@@ -74,6 +78,10 @@ def record_properties(item: pytest.Item, result: Result) -> None:
     item.user_properties.append(("gpu_memory_outcome", result.outcome))
     if result.leaked:
         item.user_properties.append(("gpu_memory_stayed_bytes", result.verdict.stayed))
+        if result.owner:
+            item.user_properties.append(("gpu_memory_owner", result.owner))
+        if result.diagnosis is not None and result.diagnosis.holder:
+            item.user_properties.append(("gpu_memory_holder", result.diagnosis.holder))
 
 
 def _text(name: str, result: Result) -> str:

@@ -14,7 +14,8 @@ import pytest
 import pytest_vllm_cleanup
 from pytest_vllm_cleanup import markers, plugin, testing
 from pytest_vllm_cleanup.checks import ledger, message
-from pytest_vllm_cleanup.checks.check import Result
+from pytest_vllm_cleanup.checks.result import Result
+from pytest_vllm_cleanup.diagnosis.findings import Diagnosis, Finding
 from pytest_vllm_cleanup.memory import DeviceVerdict, Verdict, expectation, format_size, rules
 from pytest_vllm_cleanup.memory.units import parse_size
 
@@ -116,18 +117,29 @@ def test_the_leak_in_the_readme_is_what_the_code_says():
     size, unit = r"([\d.]+ [KMGT]?i?B)", r"\((\d+) bytes\)"
     found = re.fullmatch(
         rf"(\S+) left {size} {unit} on (\S+) by (.+) \({size} before, {size} after, tolerance {size}\); "
-        r"waited ([\d.]+) s \((\w+)\)\. (?:It left (an engine|\d+ engines) alive\. )?.+",
+        r"waited ([\d.]+) s \(stuck: flat for ([\d.]+) s\)\. (?:It left (an engine|\d+ engines) alive\. )?"
+        r"(?:Held by (.+?)\. )?.+",
         line,
     )
     assert found is not None
-    name, stayed, exact, device, meter, before, after, tolerance, waited, trend, engines = found.groups()
+    name, stayed, exact, device, meter, before, after, tolerance, waited, stood, engines, holder = found.groups()
     assert format_size(int(exact)) == stayed
     leak = DeviceVerdict(
         "leaked", "host", device, meter, int(exact), parse_size(before), parse_size(after), parse_size(tolerance)
     )
     alive = {None: 0, "an engine": 1}.get(engines) if not str(engines)[:1].isdigit() else int(engines.split()[0])
     verdict = Verdict("leaked", "host", int(exact), (leak,))
-    result = Result(verdict, {}, {}, float(waited), trend, abandoned=("engine",) * alive)
+    diagnosis = Diagnosis((Finding("engine", None, "", (holder,)),)) if holder else None
+    result = Result(
+        verdict,
+        {},
+        {},
+        float(waited),
+        "flat",
+        stood=float(stood),
+        abandoned=("engine",) * alive,
+        diagnosis=diagnosis,
+    )
     assert message.sentence(name, result) == line
 
 

@@ -289,6 +289,7 @@ def test_a_plain_engine_that_is_kept_is_a_leak_and_is_closed_for_the_next_test(p
     assert plain.outcomes["test_keeps_a_plain_engine"] == ["PASSED", "LEAKED"], plain.output
     assert 256 < plain.leaked_mib("test_keeps_a_plain_engine") < 350
     section = plain.section("test_keeps_a_plain_engine")
-    assert "It left an engine alive. Make it with vllm_runner, or close it with close_engine()." in section
+    assert "It left an engine alive. Held by " in section
+    assert "Make it with vllm_runner, or close it with close_engine()." in section
     assert "closed LLMEngine number" in section
     assert plain.outcomes["test_next_one"] == ["PASSED"], plain.output

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_vllm_cleanup.memory.settle import settle
+from pytest_vllm_cleanup.memory.settle import Settled, settle
 
 
 class World:
@@ -117,3 +117,11 @@ def test_an_unknown_figure_is_not_waited_for_to_the_deadline():
 def test_time_inside_reads_counts():
     settled = World(lambda at: 1000 - round(at), cost=2.0).settle(timeout=5.0, flat_after=9.0)
     assert settled.waited < 5.0 + 2.0 + 0.01
+
+
+def test_how_long_the_last_figure_has_stood_is_known():
+    assert World(lambda at: 900 if at < 1 else 500).settle(timeout=60.0, flat_after=2.0).stood == pytest.approx(
+        2.1, abs=0.2
+    )
+    assert World(lambda at: 1_000_000 - round(1000 * at)).settle(timeout=5.0, flat_after=1.0).stood == 0.0
+    assert Settled(value=0, waited=0.0, samples=(), trend="back").stood == 0.0

@@ -106,7 +106,7 @@ class TestIt:
         "-v",
     )
     assert result.parseoutcomes() == {"passed": 2, "leaked": 1}
-    assert "100 MiB (104857600 bytes)" in next(line for line in result.outlines if "TestIt::test_last left" in line)
+    assert "100 MiB (104857600 bytes)" in next(line for line in result.outlines if "TestIt::test_last, left" in line)
 
 
 def test_an_engine_that_its_own_test_leaves_alive_is_a_leak_and_is_closed(run):
@@ -124,9 +124,10 @@ def test_closed():
     assert result.parseoutcomes() == {"passed": 2, "leaked": 1}
     result.stdout.fnmatch_lines(
         [
-            "test_inner.py::test_forgets left an engine alive. Make it with vllm_runner, or close it with *",
-            "engines still alive:",
-            "  LLMEngine number 1 of test test_inner.py::test_forgets",
+            "test_inner.py::test_forgets left an engine alive. Held by test_inner.py: module global kept[[]0] -> *. "
+            "Make it with vllm_runner, or close it with *",
+            "still alive: LLMEngine number 1 of test test_inner.py::test_forgets",
+            "  held by test_inner.py: module global kept[[]0] -> Engine",
             "closed LLMEngine number 1 of test test_inner.py::test_forgets in * s, after the verdict",
         ]
     )

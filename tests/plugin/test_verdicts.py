@@ -60,7 +60,7 @@ def test_leak():
     sentence = line_of(result, "test_inner.py::test_leak left")
     assert "left 2.0 MiB (2097153 bytes) on cuda:0 by torch allocator" in sentence
     assert "(5 MiB before, 7.0 MiB after, tolerance 1 KiB)" in sentence
-    waited = re.search(r"waited (\d+\.\d) s \(flat\)", sentence)
+    waited = re.search(r"waited (\d+\.\d) s \(stuck: flat for", sentence)
     assert waited
     assert 0.3 <= float(waited[1]) < 3
 
@@ -120,14 +120,16 @@ def test_after():
     assert result.parseoutcomes() == {"passed": 2}
 
 
-def test_memory_that_is_stuck_ends_the_wait_early_and_is_called_flat(run):
+def test_memory_that_is_stuck_ends_the_wait_early_and_is_called_stuck(run):
     result = run("""
 @pytest.mark.gpu_released(timeout=50)
 def test_stuck():
     gpu.allocated += 512 * MIB
 """)
     assert result.duration < 10
-    assert "(flat)" in line_of(result, " left ")
+    stood = re.search(r"\(stuck: flat for (\d\.\d) s\)", line_of(result, " left "))
+    assert stood
+    assert 0.4 <= float(stood[1]) < 2
 
 
 def test_a_child_process_gets_longer_to_end_than_a_tensor(run):
@@ -143,7 +145,41 @@ def test_ends():
     assert result.parseoutcomes() == {"passed": 1}
 
 
-def test_memory_still_coming_back_when_time_is_up_is_called_falling_with_its_rate(run):
+def test_memory_that_has_not_had_the_time_to_be_called_stuck_says_how_long_it_stood(run):
+    result = run("""
+@pytest.mark.gpu_released(timeout="500 ms")
+def test_child():
+    gpu.children += 512 * MIB
+""")
+    assert re.search(r"\(time was up; flat for 0\.[3-9] s\)", line_of(result, " left "))
+
+
+LATE_THREAD = """
+import threading, time
+def work(tensor):
+    time.sleep(1.5)
+@pytest.mark.gpu_released(timeout="50 s")
+def test_thread():
+    threading.Thread(target=work, args=(Tensor(512 * MIB),)).start()
+"""
+
+
+def test_a_thread_that_the_test_started_gets_longer_to_finish_its_work_than_a_tensor(run):
+    assert run(LATE_THREAD).parseoutcomes() == {"passed": 1}
+
+
+def test_a_thread_of_before_the_test_gets_no_longer(run):
+    result = run(
+        LATE_THREAD.replace("def work", "threading.Thread(target=time.sleep, args=(4,)).start()\ndef work").replace(
+            "threading.Thread(target=work, args=(Tensor(512 * MIB),)).start()", "gpu.allocated += 512 * MIB"
+        )
+    )
+    stood = re.search(r"\(stuck: flat for (\d\.\d) s\)", line_of(result, " left "))
+    assert stood
+    assert float(stood[1]) < 2
+
+
+def test_memory_still_coming_back_when_time_is_up_is_called_slow_with_its_rate(run):
     result = run("""
 @pytest.mark.gpu_released(timeout="700 ms")
 def test_slow():
@@ -153,8 +189,7 @@ def test_slow():
 """)
     assert result.parseoutcomes() == {"passed": 1, "leaked": 1}
     assert "on cuda:0 by processes on the device" in line_of(result, " left ")
-    assert "(falling)" in line_of(result, " left ")
-    rate = re.search(r"still falling at (\d+\.\d) GiB/s when time was up: raise timeout", result.stdout.str())
+    rate = re.search(r"\(slow: falling at (\d+\.\d) GiB/s, so a longer timeout may help\)", line_of(result, " left "))
     assert rate
     assert 2 < float(rate[1]) < 10
 

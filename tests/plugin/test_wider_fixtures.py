@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def leaks(result):
-    return [line.split(" left ")[0].rpartition("::")[2] for line in result.outlines if " left " in line]
+    return [line.split(" left ")[0].rpartition("::")[2].rstrip(",") for line in result.outlines if " left " in line]
 
 
 @pytest.mark.parametrize("scope", ["class", "module", "package", "session"])
@@ -76,7 +76,7 @@ class TestIt:
     assert leaks(result) == ["test_leaking"]
 
 
-def test_an_engine_that_outlives_its_fixture_is_a_leak_of_the_last_test_and_is_closed(run):
+def test_an_engine_that_outlives_its_fixture_is_a_leak_where_that_ends_and_is_closed(run):
     result = run(
         ENGINE
         + """

@@ -14,12 +14,13 @@ from .processes import is_helper
 
 
 class HostMeter:
-    """Reads the memory that a process alone has written: its private dirty pages, in memory or swapped out.
+    """Reads the memory that processes have written: their dirty pages, in memory or swapped out.
 
-    Shared pages count for nobody, so that forked children are not charged for their parent's memory. Clean
-    pages do not count either, as in the unique set size (USS) they do: pages of torch's libraries are private
-    or shared depending on whether another program runs torch, and the USS of an idle process was seen to
-    move by 150 MiB for that. Where the kernel does not tell (outside Linux), it is the USS after all.
+    Pages that a forked child shares with its parent are divided between them, so that each counts once in the sum, and
+    a fork changes nothing. Clean pages do not count, as in the unique set size (USS) they do: pages of torch's
+    libraries are private or shared depending on whether another program runs torch, and the USS of an idle process was
+    seen to move by 150 MiB for that. Before Linux 6.0 shared pages count for nobody: while a forked child lives, what
+    it shares is not seen. Outside Linux it is the USS after all.
 
     The kernel walks the page tables for it: some milliseconds for a process with torch, more for a large one.
     Free heap memory is handed back first; the C allocator would keep it, and it would look like a leak.
@@ -90,7 +91,7 @@ def _use(process: Any) -> ProcessUse | None:
         if pid != os.getpid() and is_helper(process.cmdline()):
             return None
         name: str = process.name()
-        size: int | None = _private_bytes(process)
+        size: int | None = _written_bytes(process)
     except psutil.NoSuchProcess:  # ended, or a zombie, whose memory is gone
         return None
     except psutil.AccessDenied:
@@ -98,7 +99,7 @@ def _use(process: Any) -> ProcessUse | None:
     return ProcessUse(pid, size, name, ours=True)
 
 
-def _private_bytes(process: Any) -> int:
+def _written_bytes(process: Any) -> int:
     try:
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
@@ -108,7 +109,8 @@ def _private_bytes(process: Any) -> int:
     except ProcessLookupError as error:
         raise psutil.NoSuchProcess(process.pid) from error
     figures = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return sum(int(figures[name].split()[0]) * 1024 for name in ("Private_Dirty", "Swap") if name in figures)
+    names = ("Pss_Dirty", "SwapPss") if "Pss_Dirty" in figures else ("Private_Dirty", "Swap")
+    return sum(int(figures[name].split()[0]) * 1024 for name in names if name in figures)
 
 
 def _total(sizes: list[int | None]) -> int | None:

@@ -1,0 +1,62 @@
+"""What came out of one comparison of memory before and after a piece of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pytest_vllm_cleanup.checks.debts import Debt
+from pytest_vllm_cleanup.diagnosis.findings import Diagnosis
+from pytest_vllm_cleanup.memory import DeviceVerdict, Snapshot, Verdict
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a check.
+
+    Attributes:
+        verdict: released, leaked, foreign or unknown, with the deciding figures.
+        baseline: readings before.
+        after: the last readings.
+        waited: how long it was waited for memory, in seconds.
+        trend: "back", "flat", "falling" or "timeout".
+        rate: bytes per second that were still coming back.
+        stood: seconds for which the last figure had not changed when waiting ended.
+        abandoned: engines that were still alive, one phrase each.
+        reason: why something could not be measured.
+        owner: the fixture of wider scope that is to blame, in words; "" if it is the test itself.
+        remains: what was still missing after abandoned engines had been closed, None if nothing was closed.
+        debts: what tells how much of the leak is still there.
+        diagnosis: who holds the memory; None if nobody looked.
+        notes: further facts for the report, one sentence each.
+    """
+
+    verdict: Verdict
+    baseline: Snapshot
+    after: Snapshot
+    waited: float
+    trend: str
+    rate: float = 0.0
+    stood: float = 0.0
+    abandoned: tuple[str, ...] = ()
+    reason: str = ""
+    owner: str = ""
+    remains: Verdict | None = None
+    debts: tuple[Debt, ...] = ()
+    diagnosis: Diagnosis | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def leaked(self) -> bool:
+        """Whether memory stayed, or an engine that should be gone is still alive."""
+        return self.verdict.outcome == "leaked" or bool(self.abandoned)
+
+    @property
+    def outcome(self) -> str:
+        """The verdict in one word: released, leaked, foreign or unknown."""
+        return "leaked" if self.leaked else self.verdict.outcome
+
+    @property
+    def left(self) -> tuple[DeviceVerdict, ...]:
+        """The devices that are short of memory for good: of those that leaked, without what closing gave back."""
+        verdict = self.verdict if self.remains is None else self.remains
+        return tuple(device for device in verdict.devices if device.outcome == "leaked")

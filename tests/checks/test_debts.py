@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_vllm_cleanup.checks.debts import debts_of
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory
+from pytest_vllm_cleanup.memory import HOST, Adjustment, Change, DeviceVerdict
+
+MIB = 1 << 20
+
+
+def test_a_leaked_tensor_holds_its_bytes_until_it_is_gone():
+    torch = pytest.importorskip("torch")
+    inventory = Inventory.take([HOST])
+    tensor = torch.ones(2 * MIB, dtype=torch.uint8)
+    (debt,) = debts_of(DeviceVerdict("leaked", "host", HOST, "", 2 * MIB, 0, 2 * MIB, 0), inventory)
+    assert debt.held() == 2 * MIB
+    assert debt.adjustment(MIB) == Adjustment(host=MIB)
+    del tensor
+    assert debt.held() == 0
+
+
+def test_a_leaked_process_holds_its_growth_until_it_has_ended():
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    grown = (Change(process.pid, "python", 0, 5 * MIB),)
+    device = DeviceVerdict("leaked", "processes", "cuda:0", "", 5 * MIB, 0, 5 * MIB, 0, processes=grown)
+    (debt,) = debts_of(device, Inventory.of_nothing(["cuda:0"]))
+    try:
+        assert debt.held() == 5 * MIB
+        assert debt.adjustment(MIB) == Adjustment(children=MIB)
+    finally:
+        process.communicate()
+    assert debt.held() == 0
+
+
+def test_what_no_object_explains_cannot_be_followed():
+    device = DeviceVerdict("leaked", "below allocator", "cuda:0", "", MIB, 0, MIB, 0)
+    assert debts_of(device, Inventory.of_nothing(["cuda:0"])) == []
