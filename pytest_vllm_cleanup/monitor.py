@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.leaving import Leaving
+from pytest_vllm_cleanup.processes import marks
 from pytest_vllm_cleanup.report import payload, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
 from pytest_vllm_cleanup.scopes import WiderFixtures
@@ -62,8 +63,13 @@ class Monitor:
             allocations.start_recording()
         self._owner_outside = registry.owner
         registry.owner = self.owner
+        self._mark = ExitStack()
+        with guarded("marking what the tests start"):
+            self._mark.enter_context(marks.marked())
 
     def pytest_unconfigure(self) -> None:
+        with guarded("taking the mark of this run away"):
+            self._mark.close()
         registry.owner = self._owner_outside  # this run may be one inside another, of a test of a plugin
         self._gate.uninstall()
         if self.settings.record:

@@ -13,6 +13,8 @@ from pytest_vllm_cleanup.diagnosis.findings import Diagnosis
 from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
 from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.memory import Reading, Snapshot, format_size
+from pytest_vllm_cleanup.memory.units import MIB
 
 
 def conclude(
@@ -69,7 +71,7 @@ def _who_holds_engines(engines: tuple[EngineHandle, ...], base: str | None) -> D
 def _who_holds_the_rest(check: ReleaseCheck, result: Result, engines: dict[int, str], base: str | None) -> Result:
     if result.abandoned:
         remains, rest = check.remains()
-        result = replace(result, remains=remains)
+        result = replace(result, remains=remains, notes=[*result.notes, *_given_back(result.after, rest)])
     else:
         remains, rest = result.verdict, result.after
     diagnosis, debts = result.diagnosis or Diagnosis(), []
@@ -83,6 +85,21 @@ def _who_holds_the_rest(check: ReleaseCheck, result: Result, engines: dict[int, 
 
 def _close(handle: EngineHandle) -> str:
     return f"closed {handle} in {close_handle(handle).seconds:.1f} s, after the verdict"
+
+
+def _given_back(before: Snapshot, after: Snapshot) -> list[str]:
+    notes = []
+    for device, reading in after.items():
+        was, now = _ours(before.get(device, reading)), _ours(reading)
+        if was is not None and now is not None and was - now >= MIB:
+            notes.append(f"that gave back {format_size(was - now)} on {device}")
+    return notes
+
+
+def _ours(reading: Reading) -> int | None:
+    if reading.own is None or reading.children is None:
+        return reading.used
+    return reading.own + reading.children
 
 
 def _engines_by_pid() -> dict[int, str]:

@@ -35,8 +35,9 @@ def sentence(name: str, result: Result) -> str:
         # Who knows the variable needs no advice where to look.
         known = held and leaks[0].reason in ("allocator", "host")
         text += held if known else f"{held} {_ADVICE.get(leaks[0].reason, '')}"
-    if named := "; ".join(str(change) for device in leaks for change in device.processes):
-        text += f" Processes of ours: {named}."
+    unnamed = [change for device in leaks for change in device.processes if f" {change.pid} " not in holder]
+    if unnamed:
+        text += f" Processes of ours: {'; '.join(map(str, unnamed))}."
     return text
 
 

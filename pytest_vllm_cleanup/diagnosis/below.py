@@ -62,7 +62,7 @@ def _users(torch: Any) -> Iterator[tuple[object, tuple[int, int]]]:
 
 def _blocks(device: str, inventory: Inventory) -> Iterator[str]:
     blocks = inventory.unreferenced(device)
-    if not blocks:
+    if sum(blocks.values()) < MIB:  # a CUDA graph has some bytes for its random numbers
         return
     biggest = max(blocks, key=lambda address: blocks[address])
     stack = allocations.stack_of(biggest, device)

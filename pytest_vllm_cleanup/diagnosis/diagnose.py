@@ -145,7 +145,9 @@ def _processes(device: DeviceVerdict, before: Reading, now: Reading, engines: Ma
         ours = [use.pid for use in now.processes or () if use.ours]
         grown = {change.pid: change for change in changes(ours, before, now) if change.before == 0 and change.after}
     facts = processes.describe(grown, {pid: change.after for pid, change in grown.items()}, engines)
-    return [Finding(str(fact), fact.bytes, device.device, itself=True) for fact in facts]
+    # What the driver says of a process may be all that is known of it.
+    texts = [str(fact if fact.running else grown[fact.pid]) for fact in facts]
+    return [Finding(text, fact.bytes, device.device, itself=True) for text, fact in zip(texts, facts, strict=True)]
 
 
 def _finished(started: float, findings: Sequence[Finding], remarks: Sequence[str] = ()) -> Diagnosis:

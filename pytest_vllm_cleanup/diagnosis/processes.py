@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pytest_vllm_cleanup.memory.units import format_size
-from pytest_vllm_cleanup.processes import proc
+from pytest_vllm_cleanup.processes import marks, proc
 
 _LONGEST = 80  # characters of a command line
 _now = time.time  # a test may have stopped it
@@ -24,7 +24,8 @@ class ProcessFacts:
         command: its command line, shortened.
         age: seconds since it started, None if that cannot be had.
         bytes: what it holds on the device, None where the driver does not say.
-        parent: who started it, "" if that cannot be had.
+        parent: whose child it is, "" if that cannot be had.
+        orphan: whether it was started here and its parent has ended since.
         engine: the engine to which it belongs, "" if to none that was seen.
         running: whether it still ran when it was looked at.
     """
@@ -35,6 +36,7 @@ class ProcessFacts:
     age: float | None
     bytes: int | None
     parent: str
+    orphan: bool
     engine: str
     running: bool
 
@@ -50,7 +52,9 @@ class ProcessFacts:
             parts.append(f"of {self.engine}")
         if self.age is not None:
             parts.append(f"started {self.age:.1f} s ago" if self.age < 60 else f"started {self.age / 60:.0f} min ago")
-        if self.parent:
+        if self.orphan:
+            parts.append("whose parent has ended")
+        elif self.parent:
             parts.append(f"child of {self.parent}")
         text = ", ".join(parts)
         return f"{text}: {self.command}" if self.command else text
@@ -66,11 +70,12 @@ def describe(
         bytes_by_pid: what each holds on the device, where known.
         engines: what to call the engine to which a process belongs.
     """
-    facts = [_facts(pid, bytes_by_pid.get(pid), engines) for pid in dict.fromkeys(pids)]
+    ours = {os.getpid(), *engines, *(process.pid for process in marks.started_by_me())}
+    facts = [_facts(pid, bytes_by_pid.get(pid), engines, ours) for pid in dict.fromkeys(pids)]
     return sorted(facts, key=lambda fact: (-(fact.bytes or 0), fact.pid))
 
 
-def _facts(pid: int, size: int | None, engines: Mapping[int, str]) -> ProcessFacts:
+def _facts(pid: int, size: int | None, engines: Mapping[int, str], ours: Collection[int]) -> ProcessFacts:
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     try:
@@ -89,6 +94,7 @@ def _facts(pid: int, size: int | None, engines: Mapping[int, str]) -> ProcessFac
         age=age,
         bytes=size,
         parent=_called(parent, engines),
+        orphan=pid in ours and pid != os.getpid() and parent not in ours,
         engine=engines.get(pid, ""),
         running=running,
     )

@@ -110,9 +110,10 @@ class Search:
             name = self._roots.name_cut if waiting else self._roots.name_end
             found = {root.key: root for root in map(name, ends)}
         ordered = sorted(found.values(), key=_order)
-        if ordered and ordered[0].rank < LIBRARY:
-            # What a library has in a local now, as pytest while it makes a report, goes by itself.
-            ordered = [root for root in ordered if root.rank < LIBRARY or root.key[0] != "frame"]
+        # What a library has in a local now, as pytest while it makes a report, goes by itself.
+        lasting = [root for root in ordered if root.rank < LIBRARY or root.key[0] != "frame"]
+        if lasting and lasting[0].rank < UNKNOWN:
+            ordered = lasting
         return ordered[:most]
 
     def _name(self, beginning: _Beginning, path: list[Any]) -> Root:

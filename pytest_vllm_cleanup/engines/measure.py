@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Reading, choose_gauge
-from pytest_vllm_cleanup.processes import proc
+from pytest_vllm_cleanup.memory.meters.processes import is_helper
+from pytest_vllm_cleanup.processes import marks, proc
 from pytest_vllm_cleanup.processes.proc import ProcessId
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 
@@ -27,11 +28,13 @@ def current_gauge() -> Gauge:
 
 
 def our_processes() -> frozenset[int]:
-    """Return the ids of this process, its descendants, and the recorded processes of its engines that still run."""
+    """Return the ids of this process, of all that it has started, and of its engines' recorded processes, as they run.
+
+    To be measured, not to be signalled: what a test has started beside its engines is the test's to end.
+    """
     recorded = {child.pid for handle in registry.handles() for child in handle.processes if proc.is_running(child)}
-    me = proc.identify(os.getpid())
-    below = {child.pid for child in proc.descendants([me] if me else [])} - {current_watchdog().pid}
-    return frozenset({os.getpid(), *recorded, *below})
+    started = {child.pid for child in marks.started_by_me()} - {current_watchdog().pid}
+    return frozenset({os.getpid(), *recorded, *(pid for pid in started if not is_helper([proc.command(pid)]))})
 
 
 def lists(processes: Iterable[ProcessId]) -> bool:

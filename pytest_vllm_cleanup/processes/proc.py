@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _DEAD = "ZX"
@@ -24,7 +24,15 @@ class ProcessId:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """A process as it was seen.
+
+    Attributes:
+        identity: which one.
+        parent: number of its parent.
+        dead: whether it is a zombie, whose memory is gone.
+    """
+
     identity: ProcessId
     parent: int
     dead: bool
@@ -42,14 +50,27 @@ def is_running(process: ProcessId) -> bool:
     return entry is not None and entry.identity == process and not entry.dead
 
 
-def descendants(roots: Iterable[ProcessId]) -> frozenset[ProcessId]:
+def everybody() -> list[Entry]:
+    """Return all processes that this one can see."""
+    try:
+        numbers = [int(name) for name in _listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
+        return []
+    return [entry for entry in map(_entry, numbers) if entry is not None]
+
+
+def descendants(roots: Iterable[ProcessId], seen: Iterable[Entry] | None = None) -> frozenset[ProcessId]:
     """Return the children of these processes, their children, and so on, as far as they run.
 
     A root whose number now belongs to another process has none.
+
+    Args:
+        roots: the processes.
+        seen: what ``everybody`` has just returned; looked up if None.
     """
-    by_parent: dict[int, list[_Entry]] = {}
+    by_parent: dict[int, list[Entry]] = {}
     found: dict[int, ProcessId] = {}
-    for entry in _entries():
+    for entry in everybody() if seen is None else seen:
         by_parent.setdefault(entry.parent, []).append(entry)
         found[entry.identity.pid] = entry.identity
     waiting = [root.pid for root in roots if found.get(root.pid) == root]
@@ -81,18 +102,7 @@ def command(pid: int) -> str:
     return ""
 
 
-def _entries() -> Iterator[_Entry]:
-    try:
-        numbers = [int(name) for name in _listdir("/proc") if name.isdigit()]
-    except FileNotFoundError:
-        return
-    for number in numbers:
-        entry = _entry(number)
-        if entry is not None:
-            yield entry
-
-
-def _entry(pid: int) -> _Entry | None:
+def _entry(pid: int) -> Entry | None:
     try:
         with _open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -103,4 +113,4 @@ def _entry(pid: int) -> _Entry | None:
     threads, started = int(fields[15]), int(fields[17])
     # The first thread may have ended alone; the process then looks like a zombie and lives.
     dead = state.decode() in _DEAD and threads <= 1
-    return _Entry(ProcessId(pid, started), int(parent), dead)
+    return Entry(ProcessId(pid, started), int(parent), dead)

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from pytest_vllm_cleanup.checks.debts import debts_of
+from pytest_vllm_cleanup.checks.debts import Debt, debts_of
+from pytest_vllm_cleanup.checks.ledger import Ledger
 from pytest_vllm_cleanup.diagnosis.tensors import Inventory
 from pytest_vllm_cleanup.memory import HOST, Adjustment, Change, DeviceVerdict
 
@@ -39,3 +40,29 @@ def test_a_leaked_process_holds_its_growth_until_it_has_ended():
 def test_what_no_object_explains_cannot_be_followed():
     device = DeviceVerdict("leaked", "below allocator", "cuda:0", "", MIB, 0, MIB, 0)
     assert debts_of(device, Inventory.of_nothing(["cuda:0"])) == []
+
+
+class Flat:
+    """A gauge on which nothing moves."""
+
+    meters = ()
+
+    def read(self):
+        return {}
+
+
+def test_what_comes_back_of_an_earlier_leak_makes_no_room_for_a_later_one():
+    held = [100]
+    ledger = Ledger(Flat())
+    ledger.owe([Debt("cuda:0", "allocated", lambda: held[0])])
+    at_start = ledger.debts()
+    assert ledger.expected(frozenset(), at_start) == {}
+    held[0] = 30
+    assert ledger.expected(frozenset(), at_start) == {"cuda:0": Adjustment(allocated=-70)}
+    assert ledger.expected(frozenset(), ledger.debts()) == {}
+
+
+def test_a_debt_that_is_paid_is_forgotten():
+    ledger = Ledger(Flat())
+    ledger.owe([Debt("cuda:0", "allocated", lambda: 0)])
+    assert ledger.debts() == {}

@@ -120,6 +120,8 @@ PLACES = [
     ("report.terminal", "_is_only_leak"),
     ("report.terminal", "data_of"),
     ("report.terminal", "_show"),
+    ("processes.marks", "marked"),
+    ("processes.marks", "started_by_me"),
 ]
 
 

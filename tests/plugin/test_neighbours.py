@@ -43,7 +43,7 @@ def test_both():
     assert result.parseoutcomes() == {"passed": 1, "leaked": 1}
     (sentence,) = (line for line in result.outlines if "test_both left" in line)
     assert "left 512 MiB (536870912 bytes) on cuda:0 by processes on the device" in sentence
-    assert sentence.endswith("Processes of ours: pid 4242 (VLLM::EngineCore): 0 B -> 512 MiB.")
+    assert "Held by pid 4242 (VLLM::EngineCore): 0 B -> 512 MiB. " in sentence
 
 
 def test_where_processes_are_hidden_a_neighbour_is_no_leak_of_a_test_without_any_process_there(run):
@@ -85,7 +85,7 @@ def test_orphan():
     (level,) = (line for line in lines_of(result) if line.startswith("cuda:0: per-process figures of ours are not"))
     assert "the driver lists no process of this one's process table" in level
     assert level.endswith("so the device as a whole was judged")
-    assert sentence.endswith("Processes of ours: pid 4242 (VLLM::EngineCore): 0 B -> unknown.")
+    assert "Held by pid 4242 (VLLM::EngineCore): 0 B -> unknown. " in sentence
     lines = lines_of(result)
     assert "pid 4242 VLLM::EngineCore of ours is alive" in lines
     assert "pid 3004242 ?: 4 GiB, whose is not known" in lines

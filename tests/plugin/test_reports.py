@@ -170,10 +170,12 @@ def test_the_report_of_the_teardown_carries_plain_data(run):
     assert first == {
         "device": "cuda:0",
         "outcome": "leaked",
+        "reason": "allocator",
         "meter": "torch allocator",
         "stayed": 2097152,
         "baseline": 0,
         "after": 2097152,
         "tolerance": 1048576,
     }
+    assert (leak["owner"], leak["holder"], leak["diagnosis"]) == ("", "", [])
     assert (clean["outcome"], clean["text"], clean["stayed"], clean["waited"]) == ("released", "", 0, 0.0)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pytest_vllm_cleanup.diagnosis.processes import describe
+from pytest_vllm_cleanup.processes import marks
 
 SLEEPS = "import time; print(flush=True); time.sleep(600)"
 
@@ -57,6 +58,52 @@ def test_a_child_of_a_child_names_the_one_between(start):
         assert facts.bytes is None
     finally:
         grandchild.kill()
+
+
+@pytest.fixture
+def orphan(monkeypatch):
+    """A process whose launcher has ended; started with the mark of this run, or that of another."""
+    inputs = []
+
+    def orphan(mark):
+        command = [
+            "sh",
+            "-c",
+            'exec 3<&0; "$@" <&3 & echo $!',
+            "sh",
+            sys.executable,
+            "-c",
+            "import sys; sys.stdin.read()",
+        ]
+        with marks.marked():
+            if mark:
+                monkeypatch.setenv(marks.VARIABLE, mark)
+            launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        inputs.append(launcher)
+        assert launcher.wait(10) == 0
+        return int(launcher.stdout.readline())
+
+    yield orphan
+    for launcher in inputs:
+        launcher.communicate()  # to the end of the orphan
+
+
+def test_of_a_process_whose_launcher_has_ended_it_is_said(orphan):
+    (facts,) = describe([orphan(mark=None)], {}, {})
+    assert facts.orphan
+    assert f"started {facts.age:.1f} s ago, whose parent has ended: {sys.executable}" in str(facts)
+    assert "child of" not in str(facts)
+
+
+def test_of_a_process_of_an_engine_whose_parent_has_ended_it_is_said(orphan):
+    pid = orphan(mark="17.4711")
+    assert describe([pid], {}, {pid: "LLMEngine number 1"})[0].orphan
+
+
+def test_of_a_strangers_parent_nothing_is_said_but_who_it_is(orphan):
+    (facts,) = describe([orphan(mark="17.4711")], {}, {})
+    assert not facts.orphan
+    assert facts.parent.startswith("process ")
 
 
 def test_the_biggest_comes_first_and_each_once(child):
