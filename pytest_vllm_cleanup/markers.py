@@ -90,6 +90,24 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
     return evaluate(marks[0]) if marks else None
 
 
+def required_of(item: pytest.Item, check: str) -> Requirement | None:
+    """Return what a test has to fulfil, None if it is not checked.
+
+    Args:
+        item: the test.
+        check: which tests are checked: "marked", "all" or "off".
+
+    Raises:
+        MarkerError: its marker's arguments are not valid.
+    """
+    if check == "off":
+        return None
+    requirement = requirement_of(item)
+    if requirement is None and check == "all":
+        requirement = Requirement()
+    return requirement if requirement is not None and requirement.check else None
+
+
 def evaluate(mark: pytest.Mark) -> Requirement:
     """Turn one marker into what it asks for. Raises ``MarkerError``."""
     marker = MARKERS[mark.name]

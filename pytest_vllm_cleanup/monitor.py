@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.leaving import Leaving
 from pytest_vllm_cleanup.processes import marks
-from pytest_vllm_cleanup.report import payload, tracebacks
+from pytest_vllm_cleanup.report import payload, recording, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
 from pytest_vllm_cleanup.scopes import WiderFixtures
 from pytest_vllm_cleanup.stash import SETTINGS
@@ -55,6 +54,7 @@ class Monitor:
         self._phase = ""
         self._fixtures: list[tuple[str, str, pytest.FixtureRequest]] = []
         self._wider = WiderFixtures(measured=self.settings.check != "off")
+        self._released: list[references.Released] = []
         self._late: list[Callable[[], None]] = []
         instrument.install()
         self._gate = Gate(refuse=self.settings.on_leak == "quarantine")
@@ -107,29 +107,39 @@ class Monitor:
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
         self._fixtures.append((fixturedef.argname, fixturedef.scope, request))
+        self._note_ended_fixtures()
         checked = self._item is not None and _CHECK in self._item.stash
         try:
             with self._wider.being_set_up(fixturedef, self.owner(), checked=checked):
-                value = yield
+                return (yield)
+        finally:
             if self._wider.get(fixturedef) is not None:
                 request.addfinalizer(partial(self._before_fixture_ends, fixturedef))  # the last one runs first
-            return value
-        finally:
             self._fixtures.pop()
 
     def _before_fixture_ends(self, fixturedef: pytest.FixtureDef[object]) -> None:
         """Know what is missing before a fixture of wider scope ends, so that its leak is not its last test's."""
         item, fixture = self._item, self._wider.get(fixturedef)
-        if item is None or fixture is None or self._phase != "teardown":
+        if item is None or fixture is None:
             return
         with guarded(f"measuring before the end of fixture {fixturedef.argname}"):
             if fixture.checked and _CHECK not in item.stash:
                 item.stash[_FIXTURES_ONLY] = True
                 item.stash[_ERRORS] = []
-                item.stash[_CHECK] = ReleaseCheck(tolerance=self.settings.tolerance, timeout=self.settings.timeout)
+                item.stash[_CHECK] = self._check(markers.Requirement(), own=False)
             if _CHECK in item.stash:
                 owner, let_go = str(fixture.owner), partial(self._let_go, item)
-                item.stash[_CHECK].before_fixture_ends(owner, fixture.number, let_go)
+                try:
+                    item.stash[_CHECK].before_fixture_ends(owner, fixture.number, let_go)
+                finally:
+                    self._restore(item)
+
+    def _note_ended_fixtures(self) -> None:
+        """Know what fixtures left that ended while the running test was set up, such as that of another parameter."""
+        item = self._item
+        if item is not None and self._phase != "teardown" and _CHECK in item.stash:
+            with guarded("measuring after the end of fixtures"):
+                item.stash[_CHECK].after_fixtures_ended()
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[object]) -> None:
         self._wider.end(fixturedef)
@@ -161,9 +171,10 @@ class Monitor:
                         self._late.pop()()
             result = None if references.unreported(item) else self._finish(item)
         if result is not None:
-            self._fail_if_leaked(item, result)
+            payload.fail_if_leaked(item.nodeid, result, strict=self.settings.strict)
 
-    @pytest.hookimpl(wrapper=True)
+    # First in and last out: the wrappers of others look at a failed test before its references are let go.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -195,31 +206,29 @@ class Monitor:
         try:
             if self.settings.check != "off":
                 current_ledger()  # from the first test on: an unchecked one may set up an engine for others
-            requirement = self._requirement(item)
+            requirement = markers.required_of(item, self.settings.check)
             if requirement is None:
+                self._gate.begin()
                 return None
             release_unreleased()
             item.stash[_FIXTURES_ONLY] = False
             item.stash[_ERRORS] = []
-            item.stash[_CHECK] = ReleaseCheck(
-                tolerance=self.settings.tolerance if requirement.tolerance is None else requirement.tolerance,
-                timeout=self.settings.timeout if requirement.timeout is None else requirement.timeout,
-                devices=requirement.devices,
-            )
-            self._gate.review(item.stash[_CHECK].baseline)
+            item.stash[_CHECK] = self._check(requirement)
+            self._gate.begin(item.stash[_CHECK].baseline)
         except (markers.MarkerError, UnknownDeviceError) as problem:  # the user's, and of this test alone
             return str(problem)
         except Exception as problem:
             warn(f"taking the baseline of {item.nodeid}", problem)
         return None
 
-    def _requirement(self, item: pytest.Item) -> markers.Requirement | None:
-        if self.settings.check == "off":
-            return None
-        requirement = markers.requirement_of(item)
-        if requirement is None and self.settings.check == "all":
-            requirement = markers.Requirement()
-        return requirement if requirement is not None and requirement.check else None
+    def _check(self, requirement: markers.Requirement, *, own: bool = True) -> ReleaseCheck:
+        return ReleaseCheck(
+            tolerance=self.settings.tolerance if requirement.tolerance is None else requirement.tolerance,
+            timeout=self.settings.timeout if requirement.timeout is None else requirement.timeout,
+            devices=requirement.devices,
+            fixture_tolerance=self.settings.tolerance,
+            own=own,
+        )
 
     def _finish(self, item: pytest.Item) -> Result | None:
         """Come to the verdict, unless that has been done or the test is not checked."""
@@ -228,52 +237,64 @@ class Monitor:
             return None
         del item.stash[_CHECK]
         let_go, result, leaks = partial(self._let_go, item, torn_down=True), None, []
-        with guarded(f"checking {item.nodeid}"):
-            # Only where it matters: hooks of others may still look at the fixtures' values.
-            if self._due(item) or registry.unreleased():
-                let_go()
-            release_unreleased()
-            abandoned = still_alive(self._due(item))
-            blamed, base = partial(self._blamed, check, abandoned), str(item.config.rootpath)
-            result = investigate.conclude(check, abandoned, let_go, blamed, base)
-            if result.leaked:
-                if self._debugging:
-                    result.notes.append("what pytest keeps of a failed test was left to the debugger (--pdb, --trace)")
-                if self.settings.record:
+        if self._debugging and item.stash[_ERRORS]:
+            check.excuse("what pytest keeps of the failed test was left to the debugger (--pdb, --trace)")
+        try:
+            with guarded(f"checking {item.nodeid}"):
+                release_unreleased()
+                abandoned = still_alive(self._due(item))
+                if abandoned:  # or frames of what a test raised keep it; only then, as hooks of others may look at them
+                    let_go()
+                    release_unreleased()
+                    abandoned = still_alive(self._due(item))
+                blamed, note = partial(self._blamed, item, abandoned), partial(self._note, item)
+                result = investigate.conclude(check, abandoned, let_go, blamed, str(item.config.rootpath), note)
+                if result.leaked and self.settings.record and allocations.is_recording():
                     with guarded(f"writing down the allocations of {item.nodeid}"):
-                        result.notes.append(_write_snapshot(item))
-                leaks = self._gate.leaked(item.nodeid, result)
-            if result.leaked or not item.stash.get(_FIXTURES_ONLY, False):
-                item.stash[_RESULT] = result
-                payload.record_properties(item, result)
+                        result.notes.append(recording.write(item))
+                self._note(item, result)
+        finally:  # also where a time limit of the user's ended the search
+            self._restore(item)
+            item.stash[_ERRORS].clear()  # pytest keeps them no longer
+            noted = item.stash.get(_RESULT, None)
+            if noted is not None:
+                with guarded(f"remembering the result of {item.nodeid}"):
+                    payload.record_properties(item, noted)
+                    leaks = self._gate.leaked(item.nodeid, noted) if noted.leaked else []
         announce(item, leaks, end_the_run=self.settings.on_leak == "exit")  # a user's hook may end the run
         return result
+
+    def _note(self, item: pytest.Item, result: Result) -> None:
+        """Take down a result for the report, unless it is of a test that is not checked and nothing leaked."""
+        if result.leaked or not item.stash.get(_FIXTURES_ONLY, False):
+            item.stash[_RESULT] = result
 
     def _let_go(self, item: pytest.Item, *, torn_down: bool = False) -> None:
         """Let go of what pytest keeps of a test. The reports of what has failed so far are made."""
         if not self._debugging and not references.unreported(item):
-            references.release(item, item.stash[_ERRORS])
+            self._released.append(references.release(item, item.stash[_ERRORS]))
             item.stash[_ERRORS].clear()
             if torn_down:
                 references.release_log_records(item.config)
+
+    def _restore(self, item: pytest.Item) -> None:
+        # Hooks of others may look at what is still alive.
+        with guarded(f"restoring the fixtures' values of {item.nodeid}"):
+            while self._released:
+                self._released.pop().restore()
 
     def _due(self, item: pytest.Item) -> list[EngineHandle]:
         """Return the open engines that must not outlive a test: its own if it is checked, those of ended fixtures."""
         due = registry.due(item.nodeid, self._wider.ended)
         return [h for h in due if h.owner in self._wider.ended] if item.stash.get(_FIXTURES_ONLY, False) else due
 
-    def _blamed(self, check: ReleaseCheck, abandoned: tuple[EngineHandle, ...]) -> str:
-        """Return the fixtures of wider scope that are to blame for a leak, "" if it is the test itself."""
-        if abandoned and all(handle.owner in self._wider.ended for handle in abandoned):
-            return " and ".join(dict.fromkeys(str(handle.owner) for handle in abandoned))
-        return "" if abandoned or check.culprit is None else check.culprit.owner
-
-    def _fail_if_leaked(self, item: pytest.Item, result: Result) -> None:
-        text = None
-        with guarded(f"describing the leak of {item.nodeid}"):
-            text = payload.failure(item.nodeid, result, strict=self.settings.strict)
-        if text is not None:
-            raise payload.Leaked(text, pytrace=False)
+    def _blamed(self, item: pytest.Item, abandoned: tuple[EngineHandle, ...], result: Result) -> str:
+        """Return the fixtures of wider scope that are to blame for a leak, "" if the test itself is."""
+        owners = [str(h.owner) if h.owner in self._wider.ended else "" for h in abandoned]
+        owners = owners or [charge.owner for charge in result.charges]
+        if item.stash.get(_FIXTURES_ONLY, False):
+            owners = [owner for owner in owners if owner]
+        return " and ".join(dict.fromkeys(owners)) if all(owners) else ""
 
     @contextmanager
     def _running(self, item: pytest.Item, phase: str) -> Iterator[None]:
@@ -282,16 +303,3 @@ class Monitor:
             yield
         finally:
             self._item, self._phase = None, ""
-
-
-def _write_snapshot(item: pytest.Item) -> str:
-    """Write torch's record of allocations next to the JUnit report, else into pytest's cache; say where."""
-    report = item.config.getoption("xmlpath", None)
-    if report:
-        folder = Path(report).absolute().parent
-    elif (cache := getattr(item.config, "cache", None)) is not None:
-        folder = cache.mkdir("vllm-cleanup")
-    else:
-        folder = item.config.rootpath
-    path = allocations.write_snapshot(folder, item.nodeid)
-    return f"the record of allocations is in {path}; https://pytorch.org/memory_viz shows it"

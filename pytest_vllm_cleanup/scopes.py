@@ -61,10 +61,12 @@ class WiderFixtures:
         if self._measured:
             with guarded(f"measuring before fixture {fixturedef.argname}"):
                 set_up = current_ledger().account_fixture()
-        yield
-        if set_up is not None:
-            with guarded(f"measuring after fixture {fixturedef.argname}"):
-                fixture.number = set_up()
+        try:
+            yield
+        finally:  # also one that fails in its setup may leave something
+            if set_up is not None:
+                with guarded(f"measuring after fixture {fixturedef.argname}"):
+                    fixture.number = set_up()
 
     def end(self, fixturedef: pytest.FixtureDef[object]) -> None:
         """Note that a fixture has been torn down."""

@@ -7,8 +7,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from pytest_vllm_cleanup.checks.charges import Charge, Mark, charges, levels
 from pytest_vllm_cleanup.checks.ledger import MANY_MODULES, Ledger
 from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.diagnosis.tensors import Inventory
@@ -22,26 +22,12 @@ _FLAT_AFTER_ELSEWHERE = 3.0
 # How long it is waited where it is not known to be ours: a neighbour at work may never stand still.
 _LATE = 10.0
 _GRAIN = 2**20  # bytes; host memory moves by single pages all the time
+_NOBODY = Verdict(outcome="released", reason="", stayed=0, devices=())
 _IN_PROCESS_REASONS = ("allocator", "allocator cache", "below allocator")
 
 
 class UnknownDeviceError(ValueError):
     """A check names a device that cannot be measured."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of a fixture of wider scope.
-
-    Attributes:
-        owner: the fixture, in words.
-        number: its number in the ledger, None if it has none.
-        missing: whether memory was missing before it was torn down.
-    """
-
-    owner: str
-    number: int | None
-    missing: bool
 
 
 class ReleaseCheck:
@@ -51,6 +37,8 @@ class ReleaseCheck:
         tolerance: bytes that may stay; None: the default of the meter.
         timeout: how long to wait for memory to come back, in seconds.
         devices: names of the devices that count, None for all.
+        fixture_tolerance: the same as ``tolerance``, for fixtures of wider scope that end with the test.
+        own: whether the test itself is checked; else only such fixtures are.
         gauge: what to measure with, None for the gauge of this process.
         ledger: the account of engines, None for the one of this process.
 
@@ -64,12 +52,16 @@ class ReleaseCheck:
         tolerance: int | None = None,
         timeout: float = 60.0,
         devices: tuple[str, ...] | None = None,
+        fixture_tolerance: int | None = None,
+        own: bool = True,
         gauge: Gauge | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self._tolerance = tolerance
         self._timeout = timeout
         self._devices = devices
+        self._fixture_tolerance = fixture_tolerance
+        self._own = own
         self._gauge = current_gauge() if gauge is None else gauge
         self._ledger = current_ledger() if ledger is None else ledger
         self.baseline = self._gauge.read()
@@ -80,10 +72,16 @@ class ReleaseCheck:
         self._newest_at_start = self._ledger.newest()
         self._granted_at_start = self._ledger.granted
         self._debts_at_start = self._ledger.debts()
-        self._fixtures: list[Ending] = []
+        self._excuse = ""
+        self._marks: list[Mark] = []
+        self._charges: tuple[Charge, ...] = ()
         self._modules = len(sys.modules)
         self._threads_at_start = [weakref.ref(thread) for thread in threading.enumerate()]
         self._host_is_blurred = False
+
+    def excuse(self, reason: str) -> None:
+        """Have nothing said about the test, for a reason that the report gives."""
+        self._excuse = reason
 
     def finish(self, abandoned: tuple[EngineHandle, ...] = (), let_go: Callable[[], None] | None = None) -> Result:
         """Compare. One reading if all is back; else garbage is collected, caches are flushed, and it is waited.
@@ -92,6 +90,9 @@ class ReleaseCheck:
             abandoned: engines that are still alive and should not be.
             let_go: gives up references that are no leak. Called only if memory has not come back.
         """
+        if self._excuse:
+            verdict = Verdict(outcome="unknown", reason=self._excuse, stayed=0, devices=())
+            return Result(verdict, {}, {}, waited=0.0, trend="back", reason=self._excuse)
         self._account_for_imports()
         self._ledger.grant_residues()
         first = self._gauge.read()
@@ -104,6 +105,7 @@ class ReleaseCheck:
         settled = Settled(first, 0.0, (), "back")
         if missing(verdict):
             gc.collect()
+            self._ledger.grant_residues()  # of an engine that failed to start, and that a cycle kept until now
             flush_caches()
             settled = settle(
                 self._gauge.read,
@@ -114,69 +116,84 @@ class ReleaseCheck:
             )
             verdict = self._judge(settled.value)
         self._ledger.learn_contexts(settled.value)
+        self._charges = tuple(charges(self._marks, verdict))
         return Result(
             verdict=verdict,
-            baseline=self._counted(self.baseline),
-            after=self._counted(settled.value),
+            baseline=self._counted(self.baseline, self._shown(verdict)),
+            after=self._counted(settled.value, self._shown(verdict)),
             waited=settled.waited,
             trend=settled.trend,
             rate=settled.rate * _GRAIN,
             stood=settled.stood,
             abandoned=tuple(str(handle) for handle in abandoned),
             reason=self._reason(),
+            charges=self._charges,
         )
 
     def before_fixture_ends(self, owner: str, number: int | None, let_go: Callable[[], None]) -> None:
-        """Look at what is missing before a fixture of wider scope is torn down, which may leak by itself.
+        """Note what is missing before a fixture of wider scope is torn down, which may leak by itself.
 
         Args:
             owner: the fixture, in words.
             number: its number in the ledger, None if it has none.
             let_go: gives up references that are no leak. Called only if memory is missing.
         """
-        verdict = self._judge(self._gauge.read())
+        verdict = self._judge_fixtures(self._gauge.read())
         if verdict.outcome == "leaked":
             let_go()
             gc.collect()
             flush_caches()
-            verdict = self._judge(self._gauge.read())
-        self._fixtures.append(Ending(owner, number, verdict.outcome == "leaked"))
+            verdict = self._judge_fixtures(self._gauge.read())
+        self._marks.append(Mark(owner, number, levels(verdict)))
 
-    @property
-    def culprit(self) -> Ending | None:
-        """The fixture of wider scope that leaked, None if the test did: the last one before whose end all was back."""
-        return next((ending for ending in reversed(self._fixtures) if not ending.missing), None)
+    def after_fixtures_ended(self) -> None:
+        """Note what is missing where a fixture of wider scope ended before the test began, as for another parameter."""
+        if self._marks and self._marks[-1].owner:
+            self._marks.append(Mark("", None, levels(self._judge_fixtures(self._gauge.read()))))
 
     @property
     def inventory(self) -> Inventory:
-        """The tensors that are not to blame: those of before the test, but for what a fixture that leaked had made."""
-        culprit = self.culprit
-        if culprit is None or culprit.number is None:
-            return self._inventory
-        return self._ledger.without(self._inventory, culprit.number)
+        """The tensors that are not to blame: those of before the test and of what lives on."""
+        leaked = {charge.number for charge in self._charges if charge.number is not None}
+        return self._ledger.blameless(self._inventory, self._live_at_start, leaked)
 
     def remains(self) -> tuple[Verdict, Snapshot]:
         """Judge once more, and return the readings too."""
         gc.collect()
         flush_caches()
         snapshot = self._gauge.read()
-        return self._judge(snapshot), self._counted(snapshot)
+        verdict = self._judge(snapshot)
+        return verdict, self._counted(snapshot, self._shown(verdict))
 
     def _judge(self, snapshot: Snapshot) -> Verdict:
+        verdict = self._compare(snapshot, self._tolerance, self._devices) if self._own else _NOBODY
+        if verdict.outcome != "leaked" and any(mark.owner for mark in self._marks):
+            wider = self._judge_fixtures(snapshot)
+            if any(charge.owner for charge in charges(self._marks, wider)):
+                return wider
+        return verdict
+
+    def _judge_fixtures(self, snapshot: Snapshot) -> Verdict:
+        return self._compare(snapshot, self._fixture_tolerance, None)
+
+    def _compare(self, snapshot: Snapshot, tolerance: int | None, devices: tuple[str, ...] | None) -> Verdict:
         return judge_all(
-            self._counted(self.baseline),
-            self._counted(snapshot),
-            tolerance=self._tolerance,
+            self._counted(self.baseline, devices),
+            self._counted(snapshot, devices),
+            tolerance=tolerance,
             expected=self._ledger.expected(self._live_at_start, self._debts_at_start),
             grants=self._ledger.grants(snapshot, self._granted_at_start, self._live_at_start),
         )
 
-    def _counted(self, snapshot: Snapshot) -> Snapshot:
+    def _counted(self, snapshot: Snapshot, devices: tuple[str, ...] | None = None) -> Snapshot:
         return {
             name: reading
             for name, reading in snapshot.items()
-            if (self._devices is None or name in self._devices) and not (name == HOST and self._host_is_blurred)
+            if (devices is None or name in devices) and not (name == HOST and self._host_is_blurred)
         }
+
+    def _shown(self, verdict: Verdict) -> tuple[str, ...]:
+        return tuple(device.device for device in verdict.devices)
 
     def _require(self, devices: tuple[str, ...] | None) -> None:
         missing = [name for name in devices or () if name not in self.baseline]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_vllm_cleanup.checks.check import current_ledger, flush_caches
@@ -34,6 +35,7 @@ class Gate:
         self._gauge = gauge
         self._ledger = ledger
         self._failed: set[str] = set()
+        self._at_start: Snapshot = {}
 
     def install(self) -> None:
         """Ask this gate before every engine of this process from now on."""
@@ -44,6 +46,14 @@ class Gate:
         """Undo ``install``."""
         registry.gates.remove(self.before_start)
         registry.listeners.remove(self)
+
+    def begin(self, baseline: Snapshot | None = None) -> None:
+        """Note what is in use before a test, and forget the leaks that have come back.
+
+        Args:
+            baseline: readings of now, None to take them if there is a reason.
+        """
+        self._at_start = self.review(baseline)
 
     def review(self, snapshot: Snapshot | None = None) -> Snapshot:
         """Forget the leaks that have come back.
@@ -112,14 +122,22 @@ class Gate:
         """
         if not self._refuse or (need := shares_of(config)) == {}:
             return
-        snapshot = self.review()
-        if self.quarantine.refusal(need, snapshot) is None:
+        if self._refusal(need) is None:
             return
         gc.collect()  # as vLLM does before it looks
         flush_caches()
-        refusal = self.quarantine.refusal(need, self.review())
+        refusal = self._refusal(need)
         if refusal is not None:
             raise DeviceQuarantinedError(refusal)
+
+    def _refusal(self, need: Mapping[str, float]) -> str | None:
+        now = self.review()
+        grown = {
+            name: reading.used - before.used
+            for name, reading in now.items()
+            if (before := self._at_start.get(name)) and reading.used is not None and before.used is not None
+        }
+        return self.quarantine.refusal(need, now, grown)
 
     def before_build(self, handle: EngineHandle) -> None:
         """Do nothing; as a listener."""

@@ -21,8 +21,9 @@ def conclude(
     check: ReleaseCheck,
     abandoned: tuple[EngineHandle, ...],
     let_go: Callable[[], None],
-    blamed: Callable[[], str],
+    blamed: Callable[[Result], str],
     base: str,
+    note: Callable[[Result], None],
 ) -> Result:
     """Come to the verdict. If it is a leak, find who holds it; in any case close the engines that should be gone.
 
@@ -30,18 +31,21 @@ def conclude(
         check: the check, at its end.
         abandoned: the engines that should be gone.
         let_go: gives up references that are no leak.
-        blamed: tells, after the verdict, which fixture of wider scope is to blame, "" for the test itself.
+        blamed: tells for a result which fixtures of wider scope are to blame, "" for the test itself.
         base: the folder to which paths are relative.
+        note: takes the verdict down, before the search begins: a time limit of the user's may end that.
     """
     known, diagnosis = _engines_by_pid(), None
     try:
         result = check.finish(abandoned, let_go)
+        result = replace(result, owner=blamed(result))
+        note(result)
         if abandoned:
             with guarded("looking for who holds the engines"):
                 diagnosis = _who_holds_engines(abandoned, base)
     finally:  # also where a timeout ends the waiting
         notes = [_close(handle) for handle in abandoned]
-    result = replace(result, owner=blamed(), diagnosis=diagnosis, notes=notes)
+    result = replace(result, diagnosis=diagnosis, notes=notes)
     if result.leaked:
         with guarded("looking for who holds the memory"):
             result = _who_holds_the_rest(check, result, known, base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -41,7 +41,8 @@ class Entry:
         live: whether it is still open.
         is_engine: whether it may grow by working.
         remains: weak references to the parts of one whose constructor raised; the exception's frames hold them.
-        made: the tensors before and after the setup of a fixture.
+        known: the tensors that there were before it was built, until it is.
+        made: the tensors that building it added; None if nobody looked, or it is a test's.
     """
 
     owner_is_test: bool
@@ -50,7 +51,8 @@ class Entry:
     live: bool = True
     is_engine: bool = True
     remains: tuple[weakref.ref[Any], ...] = ()
-    made: tuple[Inventory, Inventory] | None = None
+    known: Inventory | None = None
+    made: Inventory | None = None
 
 
 class Ledger:
@@ -76,7 +78,9 @@ class Ledger:
 
     def before_build(self, handle: EngineHandle) -> None:
         """Read what is in use before an engine is built."""
-        self._entries[handle.number] = Entry(handle.owner.is_test, self._gauge.read())
+        before = self._gauge.read()
+        known = None if handle.owner.is_test else Inventory.take(before)
+        self._entries[handle.number] = Entry(handle.owner.is_test, before, known=known)
 
     def after_build(self, handle: EngineHandle) -> None:
         """Charge to the engine what building it has added."""
@@ -87,6 +91,8 @@ class Ledger:
         if handle.state is State.FAILED:
             entry.live = False
             entry.remains = tuple(handle.parts.values())
+        if entry.known is not None:
+            entry.made, entry.known = Inventory.take(after).since(entry.known), None
         entry.footprint = {
             name: footprint(entry.before.get(name, Reading(device=name)), reading) for name, reading in after.items()
         }
@@ -124,7 +130,7 @@ class Ledger:
                 ]
                 footprints[name] = _beside(footprint(before.get(name, Reading(device=name)), after), inside)
             number = min((0, *self._entries)) - 1
-            made = (inventory, Inventory.take(now))
+            made = Inventory.take(now).since(inventory)
             self._entries[number] = Entry(False, before, footprints, is_engine=False, made=made)
             return number
 
@@ -134,10 +140,24 @@ class Ledger:
         """Note that a fixture of wider scope has been torn down."""
         self._entries[number].live = False
 
-    def without(self, inventory: Inventory, number: int) -> Inventory:
-        """Return an inventory without the tensors that a fixture of wider scope made while it was set up."""
-        made = self._entries[number].made
-        return inventory if made is None else inventory.without(*made)
+    def blameless(self, inventory: Inventory, live_at_start: frozenset[int], leaked: Collection[int] = ()) -> Inventory:
+        """Return the tensors that are not to blame for a leak.
+
+        What fixtures and engines of wider scope made while they were set up is theirs, unless they are to blame.
+
+        Args:
+            inventory: the tensors that were there at the baseline.
+            live_at_start: the engines and fixtures that were open then.
+            leaked: the numbers of those that are to blame.
+        """
+        for number in leaked:
+            if (made := self._entries[number].made) is not None:
+                inventory = inventory.without(made)
+        for number, entry in self._entries.items():
+            # One that leaked may have had others set up while it was.
+            if entry.made is not None and entry.live and (leaked or number not in live_at_start):
+                inventory = inventory.plus(entry.made)
+        return inventory
 
     def grant_residues(self) -> None:
         """Grant what the first engines left; of one that failed to start as soon as nobody holds its exception."""
@@ -166,7 +186,9 @@ class Ledger:
 
     def owe(self, debts: Iterable[Debt]) -> None:
         """Note what an earlier test has leaked: where it comes back later, it makes room for no other leak."""
-        self._debts += debts
+        for debt in debts:
+            if not any(map(debt.overlaps, self._debts)):
+                self._debts.append(debt)
 
     def debts(self) -> dict[Debt, int]:
         """Return what earlier leaks still hold, in bytes; those that have come back are forgotten."""

@@ -35,6 +35,9 @@ def sentence(name: str, result: Result) -> str:
         # Who knows the variable needs no advice where to look.
         known = held and leaks[0].reason in ("allocator", "host")
         text += held if known else f"{held} {_ADVICE.get(leaks[0].reason, '')}"
+    if len(result.charges) > 1:
+        shares = (f"{format_size(c.bytes)} on {c.device} by {c.owner or 'the test itself'}" for c in result.charges)
+        text += f" Of this: {', '.join(shares)}."
     unnamed = [change for device in leaks for change in device.processes if f" {change.pid} " not in holder]
     if unnamed:
         text += f" Processes of ours: {'; '.join(map(str, unnamed))}."

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 
 from pytest_vllm_cleanup.memory import Adjustment, DeviceVerdict, Reading, Snapshot, format_size
 
 _NOTHING = Adjustment()
+_NOT_GROWN: Mapping[str, int] = MappingProxyType({})
 Expected = Callable[[frozenset[int]], Mapping[str, Adjustment]]
 """Tells by how much figures may differ, device by device, since such engines and fixtures were open."""
 
@@ -97,12 +99,16 @@ class Quarantine:
             _review(list(group), snapshot, expected)
         self.outstanding = [entry for entry in self.outstanding if entry.left > entry.tolerance]
 
-    def refusal(self, need: Mapping[str, float], snapshot: Snapshot) -> str | None:
+    def refusal(
+        self, need: Mapping[str, float], snapshot: Snapshot, grown: Mapping[str, int] = _NOT_GROWN
+    ) -> str | None:
         """Return why an engine cannot start, None if it can, or if leaks are not what stands in its way.
 
         Args:
             need: the share of each device that the engine asks for, by the device's name.
             snapshot: readings of now, after a review.
+            grown: by how many bytes each device has grown since the running test began. So much of a leak that cannot
+                be followed object by object may have come back and be the test's own memory now.
         """
         blamed: list[str] = []
         for device, share in need.items():
@@ -112,13 +118,15 @@ class Quarantine:
             asked, free = round(reading.total * share), reading.total - reading.used
             if asked <= free:
                 continue
-            leaks = self._on(device, snapshot)
-            if asked > free + sum(leak.bytes for leak in leaks):
+            entries = self._on(device, snapshot)
+            sure = sum(entry.left for entry in entries if entry.held is not None)
+            perhaps = sum(entry.left for entry in entries if entry.held is None)
+            if asked > free + sure + max(0, perhaps - grown.get(device, 0)):
                 return None
             blamed.append(
                 f"{device} has {format_size(free)} of {format_size(reading.total)} free, and this engine asks for "
                 f"{format_size(asked)} (gpu_memory_utilization {share:g}). "
-                f"In its way: {'; '.join(str(leak) for leak in leaks)}."
+                f"In its way: {'; '.join(str(entry.leak) for entry in entries)}."
             )
         return f"{' '.join(blamed)} {_ADVICE}" if blamed else None
 
@@ -126,12 +134,12 @@ class Quarantine:
         """Return one sentence for each leak that is still there."""
         return [f"still there from an earlier leak: {entry.leak}" for entry in self.outstanding]
 
-    def _on(self, device: str, snapshot: Snapshot) -> list[Leak]:
+    def _on(self, device: str, snapshot: Snapshot) -> list[Outstanding]:
         found = []
         for entry in self.outstanding:
             reading = entry.reading(snapshot)
             if (entry.leak.device if reading is None else reading.device) == device:
-                found.append(entry.leak)
+                found.append(entry)
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pytest_vllm_cleanup.checks.charges import Charge
 from pytest_vllm_cleanup.checks.debts import Debt
 from pytest_vllm_cleanup.diagnosis.findings import Diagnosis
 from pytest_vllm_cleanup.memory import DeviceVerdict, Snapshot, Verdict
@@ -23,7 +24,8 @@ class Result:
         stood: seconds for which the last figure had not changed when waiting ended.
         abandoned: engines that were still alive, one phrase each.
         reason: why something could not be measured.
-        owner: the fixture of wider scope that is to blame, in words; "" if it is the test itself.
+        owner: the fixtures of wider scope that are to blame, in words; "" if the test itself is.
+        charges: who is to blame for how much.
         remains: what was still missing after abandoned engines had been closed, None if nothing was closed.
         debts: what tells how much of the leak is still there.
         diagnosis: who holds the memory; None if nobody looked.
@@ -40,6 +42,7 @@ class Result:
     abandoned: tuple[str, ...] = ()
     reason: str = ""
     owner: str = ""
+    charges: tuple[Charge, ...] = ()
     remains: Verdict | None = None
     debts: tuple[Debt, ...] = ()
     diagnosis: Diagnosis | None = None

@@ -6,18 +6,21 @@ import functools
 import gc
 import inspect
 import sys
+import threading
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import places, safely
 from pytest_vllm_cleanup.diagnosis.segments import Segment, Spot, Step, code, words
 
 LRU_CACHE = functools._lru_cache_wrapper
-GENERATORS = {
-    types.GeneratorType: ("generator", "gi"),
-    types.CoroutineType: ("coroutine", "cr"),
-    types.AsyncGeneratorType: ("async generator", "ag"),
-}
+GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_GENERATOR_NAMES = {
+    id(types.GeneratorType): ("generator", "gi"),
+    id(types.CoroutineType): ("coroutine", "cr"),
+    id(types.AsyncGeneratorType): ("async generator", "ag"),
+}  # by the class, of which nothing but its identity is asked
 
 
 def is_function(thing: object) -> bool:
@@ -30,8 +33,10 @@ def function_text(function: Any) -> str:
     kind = type(function)
     if kind is types.FunctionType:
         return str(function.__qualname__)
-    if kind in (types.MethodType, types.BuiltinMethodType):
-        own, name = function.__self__, getattr(function, "__name__", "?")
+    if kind is types.MethodType and type(function.__func__) is not types.FunctionType:
+        return f"method of {safely.type_name(function.__self__)}"  # what it calls may have a name of its own making
+    if safely.is_among(kind, (types.MethodType, types.BuiltinMethodType)):
+        own, name = function.__self__, function.__name__
         return name if own is None or type(own) is types.ModuleType else f"{safely.type_name(own)}.{name}"
     if kind is functools.partial:
         return f"functools.partial of {function_text(function.func)}"
@@ -124,9 +129,8 @@ def name_frame(spot: Spot) -> Step:
 
 def name_generator(spot: Spot) -> Step:
     """Name a local variable of a generator or a coroutine that is half run."""
-    kind, prefix = GENERATORS[type(spot.holder)]
-    frame = getattr(spot.holder, f"{prefix}_frame")
-    run = getattr(spot.holder, f"{prefix}_code")
+    kind, prefix = _GENERATOR_NAMES[id(type(spot.holder))]
+    frame, run = getattr(spot.holder, f"{prefix}_frame"), generator_code(spot.holder)
     where = places.line(run, None if frame is None else frame.f_lineno, spot.base)
     own = f"suspended {kind} {places.function_name(run)} ({where})"
     if frame is None:
@@ -137,8 +141,14 @@ def name_generator(spot: Spot) -> Step:
     return _local(spot, frame, own) or Step(segment=words(own))
 
 
+def generator_code(generator: Any) -> types.CodeType:
+    """Return what a generator, a coroutine or an async generator runs."""
+    run: types.CodeType = getattr(generator, f"{_GENERATOR_NAMES[id(type(generator))][1]}_code")
+    return run
+
+
 def _local(spot: Spot, frame: types.FrameType, own: str) -> Step | None:
-    used = 2 if type(spot.held) in (types.CellType, dict) and spot.has(2) else 1
+    used = 2 if safely.is_among(type(spot.held), (types.CellType, dict)) and spot.has(2) else 1
     names = local_names(frame)
     for ahead in range(1, used + 1):  # a dictionary may be a variable, or the copy that is made of all of them
         name = names.get(id(spot.ahead(ahead)))
@@ -147,11 +157,24 @@ def _local(spot: Spot, frame: types.FrameType, own: str) -> Step | None:
     return None
 
 
-def local_names(frame: types.FrameType) -> dict[int, str]:
+def stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """Iterate over a frame and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def local_names(frame: types.FrameType, ident: int | None = None) -> dict[int, str]:
     """Return the names of a frame's local variables by the ids of their values.
 
     Up to Python 3.12 a frame keeps the dictionary that it was asked for, with references to all values. It is
-    emptied, unless it is somebody else's too, or a tracer is about to write it back.
+    emptied, unless it is somebody else's too, or a tracer or a profiler may be about to write it back: that would
+    take the variables from whoever runs. So a frame that runs in another thread keeps its values until it ends, or
+    until it is asked again.
+
+    Args:
+        frame: it.
+        ident: the thread that runs it; looked for if None.
     """
     variables = frame.f_locals
     names = {id(value): name for name, value in reversed(list(variables.items()))}
@@ -159,7 +182,18 @@ def local_names(frame: types.FrameType) -> dict[int, str]:
         type(variables) is dict
         and frame.f_code.co_flags & inspect.CO_OPTIMIZED  # otherwise it is no copy, but the namespace of a module
         and frame.f_trace is None
+        and not _may_be_written_back(frame, ident)
         and sys.getrefcount(variables) <= 3  # the frame's, ours, and the argument
     ):
         variables.clear()
     return names
+
+
+def _may_be_written_back(frame: types.FrameType, ident: int | None) -> bool:
+    """Whether a frame is being executed, other than in this thread without a tracer or a profiler."""
+    if ident is None:
+        tops = sys._current_frames().items()
+        ident = next((number for number, top in tops if any(at is frame for at in stack(top))), None)
+    if ident is None:
+        return False
+    return ident != threading.get_ident() or sys.gettrace() is not None or sys.getprofile() is not None

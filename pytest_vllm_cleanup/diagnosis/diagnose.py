@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import allocations, below, processes
@@ -23,6 +24,8 @@ LIMIT = 5.0  # seconds for one diagnosis
 _MOST_TENSORS = 12  # whose holders are looked for one by one
 _MOST_FINDINGS = 6
 _SMALL = 0.02  # of the biggest tensor: less than that is not worth a search
+_MUCH = 0.25  # of what stayed: the holder of less than that is not named as the holder
+_LITTLE = 0.01  # of what stayed: less than that is not worth a line
 _OBJECTS = frozenset({"allocator", "allocator cache", "host"})
 _clock = time.monotonic  # a test may have stopped it
 
@@ -75,7 +78,8 @@ def who_holds(
                 tensors = _tensors(device, inventory, deadline, base)
         found += tensors
         with guarded(f"looking for processes on {device.device}"):
-            found += _processes(device, before, now, engines)
+            processes_found = _processes(device, before, now, engines)
+            found += _weighed(processes_found, device.stayed) if device.device == HOST else processes_found
         explained = sum(finding.bytes or 0 for finding in tensors)
         if device.device != HOST and explained < device.stayed:
             with guarded(f"looking below the tensors of {device.device}"):
@@ -84,20 +88,40 @@ def who_holds(
     return _finished(started, found, remarks)
 
 
+def _weighed(findings: Iterable[Finding], stayed: int, *, cut_short: bool = False) -> Iterator[Finding]:
+    """Iterate over those findings that explain something, and mark those that explain but little.
+
+    Args:
+        findings: what was found.
+        stayed: the bytes to be explained.
+        cut_short: whether there was no time to look at all tensors; then of many there may be many more.
+    """
+    for finding in findings:
+        if finding.bytes is None or finding.bytes >= _MUCH * stayed:
+            yield finding
+        elif cut_short and finding.count > _MOST_TENSORS:
+            yield replace(finding, what=f"of very many tensors, as far as there was time to look: {finding.what}")
+        elif finding.bytes >= _LITTLE * stayed:
+            yield replace(finding, minor=True)
+
+
 def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
     where = "cpu" if device.device == HOST else device.device
     frozen = gc.get_freeze_count()  # before anybody looks at the heap, which thaws it
-    new = [storage for storage in inventory.new(deadline) if storage.device == where]
+    # Most of the time is for the search for holders.
+    soon = _clock() + (deadline - _clock()) / 3
+    new = [storage for storage in inventory.new(soon) if storage.device == where]
+    cut_short = _clock() > soon
     if frozen and (hidden := _garbage(new, inventory, device.device, deadline)):
         return hidden
     searched = [storage for storage in new[:_MOST_TENSORS] if storage.bytes >= _SMALL * new[0].bytes]
-    chains = find_chains_to_each(tensors_on(searched), deadline=deadline, base=base)
+    chains = find_chains_to_each(tensors_on(searched, deadline), deadline=deadline, base=base)
     found = [_held(storage, holders, device.device) for storage, holders in zip(searched, chains, strict=True)]
     groups = grouped(found)[:_MOST_FINDINGS]
     rest = new[len(searched) :]
     if rest and len(groups) == 1 and groups[0].holders and _alike(searched, rest):
-        return [_with_rest(groups[0], rest)]
-    return groups
+        groups = [_with_rest(groups[0], rest)]
+    return list(_weighed(groups, device.stayed, cut_short=cut_short))
 
 
 def _garbage(new: Sequence[LiveStorage], inventory: Inventory, device: str, deadline: float) -> list[Finding]:
@@ -110,7 +134,7 @@ def _garbage(new: Sequence[LiveStorage], inventory: Inventory, device: str, dead
 
 
 def _alike(searched: Sequence[LiveStorage], rest: Sequence[LiveStorage]) -> bool:
-    kinds = {(storage.kind, storage.dtype) for storage in searched}
+    kinds = {(storage.kind, storage.dtype) for storage in searched} | {("", "")}  # not every one is described
     return all((storage.kind, storage.dtype) in kinds for storage in rest)
 
 

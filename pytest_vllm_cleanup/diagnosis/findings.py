@@ -20,6 +20,7 @@ class Finding:
         stack: where it was allocated, outermost line first; empty where that was not recorded.
         count: how many things of this kind the same holder has; they are counted in ``bytes``.
         itself: whether the thing holds memory by itself, as a process does.
+        minor: whether it explains so little of what stayed that it is no holder to look at first.
     """
 
     what: str
@@ -29,6 +30,7 @@ class Finding:
     stack: tuple[str, ...] = ()
     count: int = 1
     itself: bool = False
+    minor: bool = False
 
     @property
     def holder(self) -> str:
@@ -67,8 +69,8 @@ class Diagnosis:
 
     @property
     def holder(self) -> str:
-        """The holder to look at first, in one phrase; "" if none was found."""
-        return next((finding.holder for finding in self.findings if finding.holder), "")
+        """The holder to look at first, in one phrase; "" if none was found that explains much of what stayed."""
+        return next((finding.holder for finding in self.findings if finding.holder and not finding.minor), "")
 
     def plus(self, other: Diagnosis) -> Diagnosis:
         """Both together, this one's findings first; what both found is said once."""

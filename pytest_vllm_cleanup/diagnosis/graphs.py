@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pytest_vllm_cleanup.diagnosis import safely
+
 _MOST_NODES = 5000  # of all graphs together
 _SAVED = "_raw_saved_"
 
@@ -15,7 +17,8 @@ _SAVED = "_raw_saved_"
 def is_tensor(kind: type[Any]) -> bool:
     """Whether objects of a class are plain tensors: a subclass might have code of its own for everything."""
     torch = sys.modules.get("torch")
-    return torch is not None and kind in (getattr(torch, "Tensor", None), torch.nn.Parameter)
+    plain: tuple[Any, ...] = () if torch is None else (getattr(torch, "Tensor", None), torch.nn.Parameter)
+    return safely.is_among(kind, plain)
 
 
 def gradient(tensor: Any) -> Any:

@@ -7,16 +7,17 @@ import functools
 import threading
 import types
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import callables, graphs, safely, things
 from pytest_vllm_cleanup.diagnosis.segments import Namer, Path, Segment, Spot, Step, code, words
 
 # Said by what is before or behind them.
-_SILENT = frozenset({types.TracebackType, types.CellType, staticmethod, classmethod, property, types.MappingProxyType})
+_SILENT = (types.TracebackType, types.CellType, staticmethod, classmethod, property, types.MappingProxyType)
 _PYTESTS_OWN = ("Traceback", "TracebackEntry")  # as ``ExceptionInfo.traceback`` gives them
 _CALLBACK: Any = vars(weakref.ref)["__callback__"]
-_BY_TYPE: dict[type, Namer] = {
+_BY_TYPE: Mapping[type, Namer] = {
     types.FrameType: callables.name_frame,
     types.FunctionType: callables.name_function,
     types.MethodType: callables.name_method,
@@ -26,6 +27,7 @@ _BY_TYPE: dict[type, Namer] = {
     contextvars.Context: things.name_context,
     **dict.fromkeys(callables.GENERATORS, callables.name_generator),
 }
+_BY_ID = {id(kind): namer for kind, namer in _BY_TYPE.items()}  # a class may have a ``__hash__`` of its own
 _BY_BASE: tuple[tuple[type, Namer], ...] = (
     (BaseException, things.name_exception),
     (type, things.name_class),
@@ -66,11 +68,13 @@ def name_links(path: Path, start: int, first: Segment | None, base: str) -> list
 def name_step(spot: Spot) -> Step:
     """Name how an object holds the next one; by its class alone if that cannot be told."""
     kind = type(spot.holder)
-    if kind in _SILENT or (safely.class_name(kind) in _PYTESTS_OWN and safely.module_of(kind) == "_pytest._code.code"):
+    if safely.is_among(kind, _SILENT) or (
+        safely.class_name(kind) in _PYTESTS_OWN and safely.module_of(kind) == "_pytest._code.code"
+    ):
         return Step()
     try:
-        if kind in _BY_TYPE:
-            step = _BY_TYPE[kind](spot)
+        if id(kind) in _BY_ID:
+            step = _BY_ID[id(kind)](spot)
             if step is not None:
                 return step
         if issubclass(kind, weakref.ref) and _CALLBACK.__get__(spot.holder) is spot.held:

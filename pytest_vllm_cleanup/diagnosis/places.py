@@ -84,7 +84,7 @@ def module_label(namespace: Mapping[str, Any], base: str) -> tuple[str, bool]:
         namespace: the module's ``__dict__``.
         base: the folder to which paths are relative.
     """
-    name, file = namespace.get("__name__"), namespace.get("__file__")
+    name, file = safely.lookup(namespace, "__name__"), safely.lookup(namespace, "__file__")
     name = name if type(name) is str else "a module"
     if is_users(file, name):
         return (shown(file, base) if type(file) is str else name), True
@@ -111,4 +111,4 @@ def is_users_function(function: Any) -> bool:
         return is_users(function.__code__.co_filename, function.__module__)
     kind = function if issubclass(type(function), type) else type(function)
     module = safely.module_of(kind)
-    return is_users(module_namespace(module).get("__file__"), module)
+    return is_users(safely.lookup(module_namespace(module), "__file__"), module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -24,6 +25,8 @@ _KNOWN = {(holder.module, holder.attribute): holder.name for holder in HOLDERS}
 _HOOKS = ("torch._dynamo.convert_frame", "_bytecode_hooks")
 _THREAD_ARGUMENTS = ("_args", "_kwargs", "args", "kwargs")
 _THREAD_FUNCTIONS = ("_target", "function")
+_FINALIZER: Any = vars(weakref.finalize)["_Info"]  # what it keeps, slot by slot
+_FIRST_NAMES = 32  # of a module: those that the interpreter gives it are among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ class Roots:
 
     def name_end(self, path: Path) -> Root:
         """Name a chain whose first object is held by nobody who can be seen."""
-        variable, start = unseen.end(path)
-        return self._root(variable.rank, variable.key, path, start, variable.segment)
+        variable = unseen.end(path)
+        return self._root(variable.rank, variable.key, path, 0, variable.segment)
 
     def name_cut(self, path: Path) -> Root:
         """Name a chain that there was no time to follow further."""
@@ -116,7 +119,8 @@ class Roots:
         variable = safely.key_holding(namespace, held)
         if type(variable) is not str:  # gone meanwhile
             variable = "?"
-        name, rank = namespace.get("__name__"), USERS if users else LIBRARY
+        name, rank = safely.lookup(namespace, "__name__"), USERS if users else LIBRARY
+        name = name if type(name) is str else ""
         key = ("module", id(namespace), "last" if name == "sys" and variable.startswith("last_") else variable)
         if (name, variable) == _HOOKS and len(path) > 3:
             return self._bytecode_hook(path, key)
@@ -125,7 +129,8 @@ class Roots:
         rank = KNOWN if known else rank
         if is_function(held) and function_text(held) == variable and len(path) > 2:
             return self._of_function(f"{label}: ", after, rank, key, path, 1)
-        before = f"{label}: module global " if users or "__file__" in namespace else f"{label}."
+        in_file = users or safely.lookup(namespace, "__file__") is not None
+        before = f"{label}: module global " if in_file else f"{label}."
         return self._root(rank, key, path, 1, Segment(before, variable, after, open=True, quoted=False))
 
     def _of_function(self, before: str, after: str, rank: int, key: tuple[Any, ...], path: Path, at: int) -> Root:
@@ -160,7 +165,7 @@ class Roots:
 
     def _finalizer(self, path: Path) -> Root | None:
         """Name what ``weakref.finalize`` keeps until an object dies: a function and its arguments."""
-        at = next((at for at, thing in enumerate(path) if safely.type_name(thing) == "_Info"), None)
+        at = next((at for at, thing in enumerate(path) if type(thing) is _FINALIZER), None)
         if at is None or at + 1 >= len(path):
             return None
         info = path[at]
@@ -194,8 +199,10 @@ class Roots:
         """Name a fixture's value, what its generator holds, or how it failed. Pytest's own bookkeeping is left out."""
         definition = path[0]
         scope = safely.attribute(safely.attribute(definition, "_scope"), "_value_")
-        code = getattr(safely.attribute(definition, "func"), "__code__", None)
-        where = f" ({places.line(code, None, self._base)})" if type(code) is types.CodeType else ""
+        function = safely.attribute(definition, "func")
+        function = function.__func__ if type(function) is types.MethodType else function
+        plain = type(function) is types.FunctionType
+        where = f" ({places.line(function.__code__, None, self._base)})" if plain else ""
         first = Segment(f"{scope}-scoped fixture ", str(safely.attribute(definition, "argname")), where, open=True)
         result = safely.attribute(definition, "cached_result")
         at = 2 if path[1] is safely.namespace_of(definition) else 1
@@ -218,6 +225,10 @@ class Roots:
         first, *rest = name_links(path, 0, None, base)
         if name in ("_instance", "_obj"):
             at += type(path[at]) is types.MethodType
+            if at + 1 < len(path) and type(path[at]) is types.FunctionType:
+                namespace, function = path[at].__globals__, function_text(path[at])
+                label = places.module_label(namespace, base)[0]
+                return self._of_function(f"{label}: ", "", USERS, ("module", id(namespace), function), path, at)
             if at + 1 < len(path):
                 segments = name_links(path, at, None, base)
                 owner, _, attribute = segments[0].expression.partition(".")
@@ -243,7 +254,12 @@ class Roots:
 
 def _is_namespace(thing: Any) -> bool:
     """Whether a dictionary is that of a module which is in ``sys.modules`` no more."""
-    return "__builtins__" in thing and "__name__" in thing
+    names = []
+    for name, _ in itertools.islice(safely.items(thing), _FIRST_NAMES):
+        if type(name) is not str:  # no name, and to look for one would compare it
+            return False
+        names.append(name)
+    return "__builtins__" in names and "__name__" in names
 
 
 def _kind_of(kind: type[Any]) -> str:
@@ -266,7 +282,7 @@ def _is_found(kind: Any) -> bool:
     namespace: Any = places.module_namespace(safely.module_of(kind))
     found: Any = None
     for part in type.__dict__["__qualname__"].__get__(kind).split("."):
-        found = namespace.get(part)
+        found = safely.lookup(namespace, part)
         if not issubclass(type(found), type):
             return False
         namespace = safely.members(found)
@@ -281,4 +297,4 @@ def _is_bookkeeping(thing: Any) -> bool:
     """Whether it is how pytest remembers what to call at teardown."""
     if type(thing) is functools.partial:
         return function_text(thing.func) == "_teardown_yield_fixture"
-    return type(thing) in safely.CONTAINERS
+    return safely.is_container(type(thing))

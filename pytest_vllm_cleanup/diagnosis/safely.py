@@ -12,12 +12,25 @@ _NAME = type.__dict__["__name__"]
 _NAMESPACE = type.__dict__["__dict__"]
 _MRO = type.__dict__["__mro__"]
 _LONGEST_KEY = 40
-_SHOWN_KEYS = frozenset({str, int, bool, float, bytes, type(None)})
-# Built-in containers: they have no name of their own, so a person writes them as a part of what holds them.
-CONTAINERS = frozenset({
+_LONGEST_NUMBER = 1 << 128
+_SHOWN_KEYS = (str, int, bool, float, bytes, type(None))
+_CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
     collections.Counter, types.MappingProxyType,
-})  # fmt: skip
+)  # fmt: skip
+
+
+def is_among(kind: type[Any], kinds: Iterable[type[Any]]) -> bool:
+    """Whether a class is one of some others. ``in`` would run the ``__hash__`` or ``__eq__`` of its metaclass."""
+    return any(kind is known for known in kinds)
+
+
+def is_container(kind: type[Any]) -> bool:
+    """Whether a class is a built-in container.
+
+    Such an object has no name of its own, so a person writes it as a part of what holds it.
+    """
+    return is_among(kind, _CONTAINERS)
 
 
 def type_name(thing: object) -> str:
@@ -36,6 +49,16 @@ def members(kind: type[Any]) -> Mapping[str, Any]:
     return namespace
 
 
+def lookup(namespace: Any, name: str) -> Any:
+    """Return what a dictionary or a class's namespace has under a name, None if nothing.
+
+    Its keys are compared only where they are plain names: looking one up runs the ``__eq__`` of another kind of key
+    that has the same hash.
+    """
+    pairs = items(namespace) if issubclass(type(namespace), dict) else list(namespace.items())
+    return next((value for key, value in pairs if type(key) is str and key == name), None)
+
+
 def bases(kind: type[Any]) -> tuple[type[Any], ...]:
     """Return a class and all that it inherits from, in the order in which attributes are looked up."""
     order: tuple[type[Any], ...] = _MRO.__get__(kind) or (kind,)
@@ -44,16 +67,16 @@ def bases(kind: type[Any]) -> tuple[type[Any], ...]:
 
 def module_of(kind: type[Any]) -> str:
     """Return the dotted name of the module in which a class is defined, "" if it does not say."""
-    name = members(kind).get("__module__")
+    name = lookup(members(kind), "__module__")
     return name if type(name) is str else ""
 
 
 def namespace_of(thing: object) -> dict[str, Any] | None:
     """Return an instance's own ``__dict__``, None if it has none or hides it."""
     for kind in bases(type(thing)):
-        descriptor = members(kind).get("__dict__")
+        descriptor = lookup(members(kind), "__dict__")
         if descriptor is not None:
-            if type(descriptor) not in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            if not is_among(type(descriptor), (types.GetSetDescriptorType, types.MemberDescriptorType)):
                 return None
             namespace = descriptor.__get__(thing)
             return namespace if issubclass(type(namespace), dict) else None
@@ -63,8 +86,9 @@ def namespace_of(thing: object) -> dict[str, Any] | None:
 def attribute(thing: object, name: str) -> Any:
     """Return what an instance stores under a name, None if nothing."""
     namespace = namespace_of(thing)
-    if namespace is not None and dict.__contains__(namespace, name):
-        return dict.__getitem__(namespace, name)
+    value = None if namespace is None else lookup(namespace, name)
+    if value is not None:
+        return value
     for found, value in slots(thing):
         if found == name:
             return value
@@ -152,7 +176,11 @@ def _entry(mapping: Any, held: object) -> str | None:
 def key_text(key: object) -> str:
     """Return a key of a dictionary as a person writes it; ``...`` for what cannot be shown safely."""
     kind = type(key)
-    if kind in _SHOWN_KEYS:
+    if kind is int and abs(key) > _LONGEST_NUMBER:  # type: ignore[arg-type]
+        return "..."  # Python refuses to write the longest ones
+    if is_among(kind, _SHOWN_KEYS):
+        if is_among(kind, (str, bytes)) and len(key) > 2 * _LONGEST_KEY:  # type: ignore[arg-type]
+            key = key[:_LONGEST_KEY] + key[-_LONGEST_KEY:]  # type: ignore[index]
         text = repr(key)
         return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 10]}...{text[-5:]}"
     if issubclass(kind, enum.Enum):

@@ -6,6 +6,7 @@ targets are searched for together, and what one of them has in common with anoth
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import heapq
 import math
@@ -15,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_vllm_cleanup.diagnosis import graphs, places, safely, unseen
-from pytest_vllm_cleanup.diagnosis.callables import GENERATORS
+from pytest_vllm_cleanup.diagnosis import arrays, graphs, places, safely, unseen
+from pytest_vllm_cleanup.diagnosis.callables import GENERATORS, generator_code
 from pytest_vllm_cleanup.diagnosis.ranks import LIBRARY, UNKNOWN
 from pytest_vllm_cleanup.diagnosis.roots import Root, Roots
 
@@ -24,6 +25,9 @@ _BATCH = 32  # objects whose referrers are asked for at once: each makes the wal
 _MOST_OBJECTS = 20_000
 _MOST_REFERRERS = 500  # of one object: who has more is shared by many, and hardly one of them owns it
 _FEW_REFERRERS = 8
+_MOST_ROOTS = 8  # of one kind and rank that refer to one object: as all tests of a parametrised one to its function
+_MOST_NAMED = 200  # roots of one group
+_WALKING = 0.9  # of the time, the rest is for naming
 _DETOUR = 2.0
 _clock = time.monotonic  # a test may have stopped it
 
@@ -59,6 +63,7 @@ class Search:
 
     def __init__(self, groups: Sequence[Iterable[Any]], deadline: float, ignored: set[int], base: str) -> None:
         self._started, self._deadline = _clock(), deadline
+        self._walk_until = self._started + (deadline - self._started) * _WALKING
         self._satisfied: float | None = None  # since when there is a root for each group
         self._roots = Roots(base)
         self._variables, self._running = unseen.variables(base)
@@ -90,20 +95,25 @@ class Search:
             most: how many at most.
         """
         found: dict[tuple[Any, ...], Root] = {}
+        begun: list[tuple[_Beginning, list[int]]] = []
         ends: list[list[Any]] = []
         waiting = {place for _, place in self._waiting}
         unfinished = waiting or set(self._ends)
         for place, toward in self._ways(self._groups[group]):
-            if place not in self._beginnings and place not in unfinished:
-                continue
-            path = [self._objects[at] for at in _path(place, toward)]
-            for beginning in self._beginnings.get(place, ()):
-                root = self._name(beginning, path)
+            if place in self._beginnings:
+                way = _path(place, toward)
+                begun += [(beginning, way) for beginning in self._beginnings[place]]
+            elif place in unfinished and len(ends) < most:
+                ends.append([self._objects[at] for at in _path(place, toward)])
+        begun.sort(key=lambda start: (start[0].rank, len(start[1])))
+        for beginning, way in begun[:_MOST_NAMED]:
+            if found and _clock() >= self._deadline:
+                break
+            with contextlib.suppress(Exception):  # one odd object must not hide the other roots
+                root = self._name(beginning, [self._objects[at] for at in way])
                 known = found.get(root.key)
                 if known is None or _order(root) < _order(known):
                     found[root.key] = root
-            if place in unfinished and len(ends) < most:
-                ends.append(path)
         if not found:
             # Targets that hold each other in a circle have no end.
             ends = ends or [[self._objects[target]] for target in self._groups[group][:1]]
@@ -158,7 +168,7 @@ class Search:
 
     def _is_enough(self) -> bool:
         now = _clock()
-        if now >= self._deadline or len(self._objects) >= _MOST_OBJECTS:
+        if now >= self._walk_until or len(self._objects) >= _MOST_OBJECTS:
             return True
         ranks = self._ranks() if self._beginnings else [UNKNOWN]
         if UNKNOWN in ranks:
@@ -185,27 +195,34 @@ class Search:
         del held
         new: dict[int, int] = {}  # holders by what they hold
         for number, referrer in enumerate(referrers):
-            if number % 1024 == 1023 and _clock() >= self._deadline:
+            if number % 1024 == 1023 and _clock() >= self._walk_until:
                 break
-            if id(referrer) in own or _is_of_search(referrer, self._running):
+            if id(referrer) in own:
                 continue
-            kind = self._roots.kind(referrer)
-            holder = self._places.get(id(referrer))
-            for place in _held_by(referrer, wanted):
-                self._referrers[place] += 1
-                if kind:
-                    self._add_root(place, kind, referrer)
-                elif holder is not None:
-                    self._holders[place].append(holder)
-                elif self._referrers[place] <= _MOST_REFERRERS:
-                    holder = self._store(referrer)
-                    self._holders[place].append(holder)
-                    new[holder] = place
+            with contextlib.suppress(Exception):  # one odd object must not hide the others
+                self._meet(referrer, wanted, new)
         referrers.clear()
         costs = {place: cost for cost, place in batch}
         for holder, place in new.items():
             heapq.heappush(self._waiting, (costs[place] + self._price(place, holder), holder))
         self._ends += [place for _, place in batch if not self._referrers[place]]
+
+    def _meet(self, referrer: Any, wanted: dict[int, int], new: dict[int, int]) -> None:
+        """Remember that an object refers to some of the wanted ones."""
+        if _is_of_search(referrer, self._running):
+            return
+        kind = self._roots.kind(referrer)
+        holder = self._places.get(id(referrer))
+        for place in _held_by(referrer, wanted):
+            self._referrers[place] += 1
+            if kind:
+                self._add_root(place, kind, referrer)
+            elif holder is not None:
+                self._holders[place].append(holder)
+            elif self._referrers[place] <= _MOST_REFERRERS:
+                holder = self._store(referrer)
+                self._holders[place].append(holder)
+                new[holder] = place
 
     def _store(self, thing: Any) -> int:
         place = self._places[id(thing)] = self._append(thing)
@@ -219,8 +236,9 @@ class Search:
         return len(self._objects) - 1
 
     def _add_root(self, place: int, kind: str, thing: Any) -> None:
-        beginning = _Beginning(self._roots.rank(kind, thing), kind, self._append(thing))
-        self._beginnings.setdefault(place, []).append(beginning)
+        rank, known = self._roots.rank(kind, thing), self._beginnings.setdefault(place, [])
+        if sum(other.kind == kind and other.rank == rank for other in known) < _MOST_ROOTS:
+            known.append(_Beginning(rank, kind, self._append(thing)))
 
     def _add_variables(self, place: int) -> None:
         for variable in self._variables.get(id(self._objects[place]), ()):
@@ -228,18 +246,21 @@ class Search:
 
     def _look_deeper(self) -> bool:
         """Look for what only C code refers to. Return whether there are new objects to go on from."""
-        self._variables = unseen.at_exit()
-        for place in self._places.values():
-            self._add_variables(place)
         ends = [self._objects[place] for place in self._ends]
         self._ignored.add(id(ends))
-        for owner, owned in graphs.owners(ends):
-            if id(owner) not in self._places:
-                holder = self._store(owner)
-                self._holders[self._places[id(owned)]].append(holder)
-                heapq.heappush(self._waiting, (0.0, holder))
+        self._go_on_from(graphs.owners(ends))
         ends.clear()
+        self._go_on_from(arrays.owners(self._places, self._walk_until))
         return bool(self._waiting)
+
+    def _go_on_from(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Go on from owners that the garbage collector does not show."""
+        for owner, owned in pairs:
+            holder = self._places.get(id(owner))
+            if holder is None:
+                holder = self._store(owner)
+                heapq.heappush(self._waiting, (0.0, holder))
+            self._holders[self._start(owned)].append(holder)
 
 
 def _order(root: Root) -> tuple[int, int]:
@@ -258,14 +279,14 @@ def _held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
     """Return the places of those wanted objects that an object refers to."""
     if len(wanted) == 1:
         return list(wanted.values())
-    kind = type(referrer)
+    kind: Any = type(referrer)
     if kind is dict:
         try:
             found = {id(value) for value in dict.values(referrer) if id(value) in wanted}
             found |= {id(key) for key in dict.keys(referrer) if id(key) in wanted}
         except RuntimeError:
             found = set()
-    elif kind in safely.CONTAINERS and kind is not types.MappingProxyType:
+    elif safely.is_container(kind) and kind is not types.MappingProxyType:
         try:
             found = {id(value) for value in kind.__iter__(referrer) if id(value) in wanted}
         except RuntimeError:
@@ -282,4 +303,4 @@ def _is_of_search(thing: Any, running: set[int]) -> bool:
     kind = type(thing)
     if kind is types.FrameType:
         return id(thing) in running or places.is_ours(thing.f_code)
-    return kind in GENERATORS and places.is_ours(getattr(thing, f"{GENERATORS[kind][1]}_code"))
+    return safely.is_among(kind, GENERATORS) and places.is_ours(generator_code(thing))

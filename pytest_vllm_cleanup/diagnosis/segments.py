@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+_LONGEST, _KEPT_AT_END = 90, 20  # characters of one expression
 Path = Sequence[Any]  # each object holds the next one; the last one is the one that is looked for
 
 
@@ -33,7 +34,15 @@ class Segment:
 
     def __str__(self) -> str:
         quote = "'" if self.open and self.quoted and self.expression.isidentifier() else ""
-        return f"{self.before}{quote}{self.expression}{quote}{self.after}"
+        return f"{self.before}{quote}{_shortened(self.expression)}{quote}{self.after}"
+
+
+def _shortened(expression: str) -> str:
+    """Leave out the middle of a long expression, whole accesses where it has any."""
+    if len(expression) <= _LONGEST:
+        return expression
+    start, end = expression[: _LONGEST - _KEPT_AT_END], expression[-_KEPT_AT_END:]
+    return f"{start[: start.rfind('[')] if '[' in start else start}...{end[max(0, end.find('[')) :]}"
 
 
 def words(text: str) -> Segment:

@@ -29,7 +29,7 @@ _EXCINFO_PARTS = (".type", ".value", ".tb")
 def is_plain(thing: object) -> bool:
     """Whether a person writes an access to it behind the expression for what holds it: ``CACHE['key'][0]``."""
     kind = type(thing)
-    return kind in safely.CONTAINERS or (safely.class_name(kind) in _TORCH_SEQUENCES and _is_torch_module(kind))
+    return safely.is_container(kind) or (safely.class_name(kind) in _TORCH_SEQUENCES and _is_torch_module(kind))
 
 
 def name_container(spot: Spot) -> Step | None:
@@ -37,7 +37,7 @@ def name_container(spot: Spot) -> Step | None:
     access = safely.element(spot.holder, spot.held)
     if access is None:
         return None
-    fields = safely.members(type(spot.holder)).get("_fields")  # of a named tuple
+    fields = safely.lookup(safely.members(type(spot.holder)), "_fields")  # of a named tuple
     if type(fields) is tuple and issubclass(type(spot.holder), tuple):
         access = f".{fields[safely.index(tuple.__iter__(spot.holder), spot.held)]}"
     return Step(access=access)
@@ -83,8 +83,11 @@ def _private(spot: Spot, name: str, held: Any, used: int) -> Step | None:
 
 
 def _mock_text(mock: object) -> str:
-    name = safely.attribute(mock, "_mock_name") or safely.attribute(mock, "_mock_new_name")
-    return f"mock {name!r}" if type(name) is str and name.isidentifier() else "a mock"
+    for attribute in ("_mock_name", "_mock_new_name"):
+        name = safely.attribute(mock, attribute)
+        if type(name) is str and name:
+            return f"mock {name!r}" if name.isidentifier() else "a mock"
+    return "a mock"
 
 
 def name_class(spot: Spot) -> Step | None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import contextvars
+import functools
 import inspect
 import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import places, safely
-from pytest_vllm_cleanup.diagnosis.callables import argument, function_text, local_names, parameters
+from pytest_vllm_cleanup.diagnosis.callables import local_names, stack
 from pytest_vllm_cleanup.diagnosis.ranks import LIBRARY, UNKNOWN, USERS
 from pytest_vllm_cleanup.diagnosis.segments import Path, Segment, words
 
 _C_CODE = "C code or the interpreter (no Python object refers to it)"
+_AT_EXIT = "C code or the interpreter (no Python object refers to it), perhaps an atexit callback"
+_AT_EXIT_KINDS = (tuple, dict, types.FunctionType, types.MethodType, functools.partial)
 _OPTIMIZED = inspect.CO_OPTIMIZED  # a function's, as opposed to a module's or a class body's
 
 
@@ -54,7 +55,7 @@ def variables(base: str) -> tuple[Variables, set[int]]:
     found: Variables = {}
     running: set[int] = set()
     for ident, top in list(sys._current_frames().items()):
-        frames = list(_stack(top))
+        frames = list(stack(top))
         running.update(map(id, frames))
         # The user's first: a thread is named once, and its locals are often handed on to a library.
         frames.sort(key=lambda frame: not places.is_users(frame.f_code.co_filename))
@@ -73,12 +74,6 @@ def variables(base: str) -> tuple[Variables, set[int]]:
     return found, running
 
 
-def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _add(found: Variables, value: object, variable: Variable) -> None:
     found.setdefault(id(value), []).append(variable)
 
@@ -88,7 +83,7 @@ def _add_locals(found: Variables, frame: types.FrameType, ident: int, base: str)
     users = places.is_users(code.co_filename)
     before = f"{thread_text(ident)}: local " if elsewhere else "local "
     after = f" of frame {places.function_name(code)} ({places.line(code, frame.f_lineno, base)})"
-    for value, name in local_names(frame).items():
+    for value, name in local_names(frame, ident).items():
         key = ("thread", ident) if elsewhere else ("frame", id(frame), name)
         segment = Segment(before, name, after, open=True)
         found.setdefault(value, []).append(Variable(USERS if users or elsewhere else LIBRARY, key, segment))
@@ -101,67 +96,14 @@ def thread_text(ident: int) -> str:
     return f"thread {name!r}" if type(name) is str else f"thread {ident}"
 
 
-def at_exit() -> Variables:
-    """Return the functions that are to be called when the interpreter ends.
-
-    They are compared with something; so only if nothing else was found.
-    """
-    found: Variables = {}
-    for function in _at_exit_functions():
-        rank = USERS if places.is_users_function(function) else LIBRARY
-        segment = words(f"atexit callback {function_text(function)}")
-        _add(found, function, Variable(rank, ("atexit", id(function)), segment))
-    return found
-
-
-def _at_exit_functions() -> list[Any]:
-    probe = _Probe()
-    atexit.unregister(probe)  # type: ignore[arg-type]
-    functions, probe.seen = probe.seen, []
-    return functions
-
-
-class _Probe:
-    """Equal to nothing; remembers what it was compared with."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def __eq__(self, other: object) -> bool:
-        self.seen.append(other)
-        return False
-
-
-def end(path: Path) -> tuple[Variable, int]:
+def end(path: Path) -> Variable:
     """Return what holds an object to which no Python object refers, as far as it can be told.
 
-    The arguments that ``atexit`` keeps for a function cannot be seen; a tuple that nothing refers to is likely that.
+    Which functions are to be called when the interpreter ends cannot be seen: they and their arguments are in C code,
+    which only compares them, and that may run code of theirs.
 
     Args:
         path: the objects, from that one to the one that is looked for.
-
-    Returns:
-        the holder, and from where in the path to go on.
     """
-    arguments, key = path[0], ("end", id(path[0]))
-    if type(arguments) in (tuple, dict) and len(path) > 1:
-        takers = [
-            function
-            for function in _at_exit_functions()
-            if places.is_users_function(function) and _takes(function, len(arguments))
-        ]
-        if len(takers) == 1:
-            name, function = argument(takers[0], arguments, path[1]), function_text(takers[0])
-            segment = Segment("probably argument ", name, f" of atexit callback {function}", open=True)
-            return Variable(USERS, key, segment), 1
-    return Variable(UNKNOWN, key, words(_C_CODE)), 0
-
-
-def _takes(function: Any, count: int) -> bool:
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if type(code) is not types.CodeType:
-        return False
-    anything = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return bool(anything) or 0 < count <= len(parameters(function)) + code.co_kwonlyargcount
+    text = _AT_EXIT if safely.is_among(type(path[0]), _AT_EXIT_KINDS) else _C_CODE
+    return Variable(UNKNOWN, ("end", id(path[0])), words(text))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 import time
 import weakref
@@ -37,6 +38,10 @@ UNRELEASED = frozenset({State.DROPPED, State.FAILED})
 _ALIVE = frozenset({State.BUILDING, State.LIVE})
 
 
+# pytest makes fixtures of the methods that xunit and unittest know.
+_SETUP_METHOD = re.compile(r"_(?:xunit|unittest)_(\w+)_fixture_(.+)")
+
+
 @dataclass(frozen=True)
 class Owner:
     """What must outlive an engine.
@@ -63,6 +68,8 @@ class Owner:
             return "this process"
         if self.fixture is None:
             return f"test {self.node}"
+        if method := _SETUP_METHOD.fullmatch(self.fixture):
+            return f"{method[1]} of {method[2]} (set up for {self.node})"
         return f"{self.scope}-scoped fixture '{self.fixture}' (set up for {self.node})"
 
 

@@ -9,6 +9,7 @@ from _pytest.outcomes import Failed
 
 from pytest_vllm_cleanup.checks import message
 from pytest_vllm_cleanup.checks.result import Result
+from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.report.carried import ATTRIBUTE, SECTION
 
 
@@ -71,6 +72,15 @@ def failure(name: str, result: Result, *, strict: bool) -> str | None:
     if strict and result.outcome == "unknown":
         return message.not_measured(name, result)
     return None
+
+
+def fail_if_leaked(name: str, result: Result, *, strict: bool) -> None:
+    """Raise ``Leaked`` where a test fails because of a result."""
+    text = None
+    with guarded(f"describing the leak of {name}"):
+        text = failure(name, result, strict=strict)
+    if text is not None:
+        raise Leaked(text, pytrace=False)
 
 
 def record_properties(item: pytest.Item, result: Result) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_vllm_cleanup.checks.ledger import FIRST_ENGINE_LIMIT, WORKING_ALLOWANCE, Ledger, footprint
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State
 from pytest_vllm_cleanup.memory import Adjustment, Gauge, Reading
 
@@ -110,6 +111,53 @@ def test_where_processes_are_hidden_the_device_tells_what_a_child_engine_takes()
     before = Reading("cuda:0", used=GIB)
     after = Reading("cuda:0", used=15 * GIB)
     assert footprint(before, after).children == 14 * GIB
+
+
+class TestBlameless:
+    """What is not to blame, with tensors of the host."""
+
+    @pytest.fixture
+    def dial(self):
+        pytest.importorskip("torch")
+        return Dial("host")
+
+    @staticmethod
+    def tensor(number):
+        import torch
+
+        return torch.ones(number * MIB, dtype=torch.uint8)
+
+    @staticmethod
+    def sizes(ledger, *arguments):
+        return [storage.bytes // MIB for storage in ledger.blameless(*arguments).new()]
+
+    def test_what_an_engine_or_fixture_of_wider_scope_made_is_theirs(self, ledger):
+        inventory, start, kept = Inventory.take(["host"]), ledger.live(), []
+        for number, owner in ((1, MODULE), (2, TEST)):
+            handle = EngineHandle(number, "LLMEngine", owner)
+            ledger.before_build(handle)
+            kept.append(self.tensor(number))
+            ledger.after_build(handle)
+        is_set_up = ledger.account_fixture()
+        kept.append(self.tensor(3))
+        fixture = is_set_up()
+        kept.append(self.tensor(4))
+        assert self.sizes(ledger, inventory, start) == [4, 2]
+        ledger.end_fixture(fixture)
+        assert self.sizes(ledger, inventory, start) == [4, 3, 2]
+
+    def test_of_a_fixture_that_leaked_only_what_others_made_inside_it_is_theirs(self, ledger):
+        is_set_up = ledger.account_fixture()
+        kept = [self.tensor(1)]
+        inside_is_set_up = ledger.account_fixture()
+        kept.append(self.tensor(2))
+        inside_is_set_up()
+        fixture = is_set_up()
+        inventory, start = Inventory.take(["host"]), ledger.live()
+        ledger.end_fixture(fixture)
+        assert self.sizes(ledger, inventory, start) == []
+        assert self.sizes(ledger, inventory, start, [fixture]) == [1]
+        assert len(kept) == 2
 
 
 class TestHost:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from holding import ROOT, Held, chain, chains
 
 from pytest_vllm_cleanup.diagnosis.chains import Chain, find_chains, find_chains_to_each
+from pytest_vllm_cleanup.diagnosis.roots import Roots
 
 HERE = "tests/diagnosis/test_chains.py"
 KEPT: dict[str, Any] = {}
@@ -100,7 +103,7 @@ def test_the_copy_of_its_locals_that_a_function_has_asked_for_is_left_alone() ->
     assert mine["held"] is held
 
 
-def test_a_frame_of_another_thread_keeps_no_copy_of_its_locals() -> None:
+def test_a_frame_of_another_thread_keeps_a_copy_of_its_locals_until_it_is_asked_again_at_most() -> None:
     started, forget, forgot, end = (threading.Event() for _ in range(4))
 
     def load() -> None:
@@ -119,11 +122,156 @@ def test_a_frame_of_another_thread_keeps_no_copy_of_its_locals() -> None:
         assert chain().startswith("thread 'loader': local 'held' of frame ")
         forget.set()
         forgot.wait(5)
+        chains_to_another()
         assert Held.last() is None
     finally:
         forget.set()
         end.set()
         thread.join()
+
+
+def chains_to_another() -> None:
+    KEPT["b"] = Node()
+    find_chains([KEPT["b"]], deadline=time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("watch", [sys.setprofile, sys.settrace])
+def test_a_profiler_or_tracer_in_another_thread_loses_no_variables(watch: Callable[[Any], None]) -> None:
+    failures: list[BaseException] = []
+    end = threading.Event()
+
+    def watcher(frame: Any, event: str, argument: Any) -> None:
+        del frame, event, argument
+        for _ in range(100):
+            pass
+
+    def add(first: int, second: int) -> int:
+        total = first + second
+        len("x")
+        return total + first + second
+
+    def work() -> None:
+        watch(watcher)
+        while not end.is_set():
+            try:
+                add(1, 2)
+            except BaseException as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(40):
+            chains_to_another()
+    finally:
+        end.set()
+        thread.join()
+    assert failures == []
+
+
+def test_the_time_limit_holds_where_very_many_roots_refer_to_one_object() -> None:
+    groups: list[list[Any]] = []
+    shared = [Node() for _ in range(12)]
+    groups += [[node] for node in shared]
+    KEPT["items"] = [item(shared) for _ in range(20_000)]
+    del shared
+    started = time.monotonic()
+    found = find_chains_to_each(groups, deadline=started + 2, base=str(ROOT))
+    assert time.monotonic() - started < 3  # 20 s when all of them were named
+    assert str(found[0][0]) == "test 'test_x': Item.shared[0] -> Node"
+
+
+class Item(pytest.Item):
+    def runtest(self) -> None:
+        pass
+
+
+def item(shared: Any) -> Item:
+    """Return a test that belongs to no session."""
+    made = object.__new__(Item)
+    made.name, made.shared = "test_x", shared  # type: ignore[attr-defined]
+    return made
+
+
+class HostileMeta(type):
+    """Fails if a class is hashed, compared, or asked anything."""
+
+    def __hash__(cls) -> int:
+        raise SystemExit
+
+    def __eq__(cls, other: object) -> bool:
+        raise SystemExit
+
+    def __getattribute__(cls, name: str) -> Any:
+        raise SystemExit(name)
+
+    def __instancecheck__(cls, other: object) -> bool:
+        raise SystemExit
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        raise SystemExit
+
+
+class HostileKey:
+    """As ``Hostile``, with the hash of a name that every module has."""
+
+    def __init__(self, name: str) -> None:
+        self._hash = hash(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def test_a_hostile_metaclass_is_not_asked() -> None:
+    class OfHostileClass(metaclass=HostileMeta):  # pytest would ask it things, were it in the module
+        pass
+
+    thing = KEPT["a"] = object.__new__(OfHostileClass)
+    object.__getattribute__(thing, "__dict__")["held"] = Held()
+    del thing
+    assert chain() == f"{HERE}: module global KEPT['a'] -> OfHostileClass.held -> Held"
+
+
+@pytest.mark.parametrize("name", ["__builtins__", "__name__", "__dict__"])
+def test_keys_that_are_no_names_are_not_compared(name: str) -> None:
+    node = KEPT["a"] = Node()
+    node.__dict__[HostileKey(name)] = 1  # type: ignore[index]
+    node.held = [Held()]
+    KEPT["b"] = {HostileKey(name): 1, 2: node.held[0]}
+    del node
+    assert {str(found) for found in chains()} == {f"{HERE}: module global KEPT['b'][2] -> Held"}
+
+
+def test_one_odd_object_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Roots.rank
+
+    def failing(self: Roots, kind: str, thing: Any) -> int:
+        if kind == "item":
+            raise RuntimeError
+        return rank(self, kind, thing)
+
+    KEPT["a"] = [Held()]
+    odd = item(KEPT["a"][0])
+    monkeypatch.setattr(Roots, "rank", failing)
+    assert chain() == f"{HERE}: module global KEPT['a'][0] -> Held"
+    del odd
+
+
+def test_a_long_expression_is_shortened_in_the_middle() -> None:
+    nested: Any = [Held()]
+    for _ in range(60):
+        nested = [nested]
+    KEPT["a"] = nested
+    del nested
+    assert chain() == f"{HERE}: module global KEPT['a']{'[0]' * 20}...{'[0]' * 6} -> Held"
+
+
+def test_a_number_that_python_refuses_to_write_is_not_written_out() -> None:
+    KEPT["a"] = {10**6000: Held()}
+    assert chain() == f"{HERE}: module global KEPT['a'][...] -> Held"
 
 
 def test_a_frozen_object_is_seen() -> None:

@@ -10,7 +10,9 @@ import weakref
 
 import pytest
 
+from pytest_vllm_cleanup.diagnosis import diagnose
 from pytest_vllm_cleanup.diagnosis.diagnose import who_holds, who_holds_engines
+from pytest_vllm_cleanup.diagnosis.findings import Finding
 from pytest_vllm_cleanup.diagnosis.tensors import Inventory
 from pytest_vllm_cleanup.memory import HOST, DeviceVerdict, ProcessUse, Reading, Verdict
 
@@ -109,3 +111,17 @@ def test_a_stopped_clock_does_not_stop_the_search(monkeypatch):
     inventory = Inventory.take([HOST])
     KEPT.append(torch.ones(MIB, dtype=torch.uint8))
     assert diagnosed(MIB, inventory).holder
+
+
+def test_what_explains_little_is_shown_and_not_named_and_what_explains_nothing_is_not_shown():
+    inventory = Inventory.take([HOST])
+    KEPT.append({"some": torch.ones(10 * MIB, dtype=torch.uint8)})
+    for size, shown, holder in ((40, 1, True), (41, 1, False), (1000, 1, False), (1001, 0, False)):
+        diagnosis = diagnosed(size * MIB, inventory)
+        assert (len(diagnosis.findings), bool(diagnosis.holder)) == (shown, holder)
+
+
+def test_of_very_many_tensors_a_part_is_enough_where_there_was_no_time_for_more():
+    many, one = (Finding("uint8 tensor", 10 * MIB, HOST, ("KEPT[0]",), count=count) for count in (5000, 1))
+    assert [finding.minor for finding in diagnose._weighed([many, one], 900 * MIB, cut_short=True)] == [False, True]
+    assert [finding.minor for finding in diagnose._weighed([many, one], 900 * MIB)] == [True, True]

@@ -8,7 +8,9 @@ import weakref
 
 import pytest
 
-from pytest_vllm_cleanup.diagnosis import tensors
+from pytest_vllm_cleanup.diagnosis import known, walk
+from pytest_vllm_cleanup.diagnosis.allocations import Books, Pool
+from pytest_vllm_cleanup.diagnosis.known import BIG, Known
 from pytest_vllm_cleanup.diagnosis.tensors import Inventory, StorageWatch, tensors_of, tensors_on
 
 torch = pytest.importorskip("torch")
@@ -201,11 +203,11 @@ def test_a_lazy_copy_stays_lazy(inventory):
 
 
 def test_looking_keeps_nothing_alive(inventory):
-    kept = torch.ones(1000)
+    kept = torch.ones(BIG)
     reference, watch = weakref.ref(kept), StorageWatch(inventory.new())
     found = inventory.new()
     assert tensors_of(found[0])[0] is kept
-    assert watch.remaining() == 4000
+    assert watch.remaining() == 4 * BIG
     again = Inventory.take(["host"])
     del kept
     assert reference() is None
@@ -214,17 +216,17 @@ def test_looking_keeps_nothing_alive(inventory):
 
 
 def test_a_watch_counts_those_that_still_live(inventory):
-    kept = [torch.ones(1000), torch.ones(10)]
+    kept = [torch.ones(BIG), torch.ones(2 * BIG), torch.ones(10)]
     watch = StorageWatch(inventory.new())
-    assert watch.remaining() == 4040
+    assert watch.remaining() == 12 * BIG
     view = kept[1][:2]
     kept.clear()
-    assert watch.remaining() == 40
+    assert watch.remaining() == 8 * BIG
     assert view.numel() == 2
 
 
 def test_the_walk_ends_when_its_time_is_over(inventory, monkeypatch):
-    monkeypatch.setattr(tensors, "_EVERY", 1)
+    monkeypatch.setattr(walk, "_EVERY", 1)
     kept = [torch.ones(10) for _ in range(50)]
     assert inventory.new(deadline=time.monotonic() - 1) == []
     assert len(inventory.new(deadline=time.monotonic() + 60)) == len(kept)
@@ -253,3 +255,82 @@ assert [storage.bytes for storage in inventory.new()] == [400]
 
 def test_where_torch_is_not_imported_there_is_nothing_and_later_all_is_new():
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, timeout=120)
+
+
+def test_very_many_small_tensors_cost_a_baseline_no_reference_each_and_little_time(inventory):
+    kept = [torch.ones(256) for _ in range(100_000)]
+    started = time.monotonic()
+    again = Inventory.take(["host"])
+    assert time.monotonic() - started < 2
+    assert len(again._known.big) < 100
+    assert again.new(deadline=time.monotonic() + 1) == []
+    assert len(inventory.new(deadline=time.monotonic() + 1)) > 1000
+    assert len(kept) == 100_000
+
+
+def test_what_a_baseline_had_no_time_for_is_old(inventory, monkeypatch):
+    monkeypatch.setattr(walk, "_EVERY", 1)
+    monkeypatch.setattr(known, "TIME_TO_TAKE", -1)
+    old = [torch.ones(BIG), torch.ones(10)]
+    again = Inventory.take(["host"])
+    new = torch.ones(2 * BIG)
+    assert [storage.address for storage in again.new()] == [new.data_ptr()]
+    assert len(old) == 2
+
+
+def test_of_very_many_big_ones_the_size_is_known(inventory, monkeypatch):
+    monkeypatch.setattr(known, "MOST_FOLLOWED", 0)
+    old = torch.ones(BIG)
+    again = Inventory.take(["host"])
+    new = torch.ones(2 * BIG)
+    assert [storage.address for storage in again.new()] == [new.data_ptr()]
+    assert old.numel() == BIG
+
+
+def test_an_old_tensor_that_grew_is_new_by_what_it_grew():
+    big, small = torch.ones(BIG, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8)
+    inventory = Inventory.take(["host"])
+    big.resize_(3 * BIG), small.resize_(4 * BIG)
+    found = {storage.address: storage for storage in inventory.new()}
+    assert (found[big.data_ptr()].bytes, found[big.data_ptr()].before) == (2 * BIG, BIG)
+    assert "that has grown" in str(found[big.data_ptr()])
+    assert found[small.data_ptr()].bytes == 4 * BIG
+    watch = StorageWatch(found.values())
+    assert watch.remaining() == 6 * BIG
+    small.untyped_storage().resize_(0)
+    big.untyped_storage().resize_(BIG)
+    assert watch.remaining() == 0
+
+
+def test_a_gradient_that_nobody_has_asked_for_is_found(inventory):
+    layer = torch.nn.Linear(100, 100, bias=False)
+    layer(torch.ones(2, 100)).sum().backward()
+    assert [storage.bytes for storage in inventory.new()] == [40000, 40000]
+    assert Inventory.take(["host"]).new() == []
+    assert layer.weight.grad is not None
+
+
+def test_what_was_made_meanwhile_is_put_in_and_taken_out():
+    first = torch.ones(BIG), torch.ones(2)
+    baseline = Inventory.take(["host"])
+    made = torch.ones(2 * BIG), torch.ones(3)
+    inventory = Inventory.take(["host"])
+    difference = inventory.since(baseline)
+    new = torch.ones(3 * BIG)
+    sizes = [tensor.nbytes for tensor in (*first, *made, new)]
+    assert [storage.bytes for storage in baseline.plus(difference).new()] == sizes[4:]
+    assert [storage.bytes for storage in inventory.without(difference).new()] == [sizes[4], sizes[2], sizes[3]]
+
+
+def test_blocks_and_pools_made_meanwhile_are_put_in_and_taken_out():
+    def inventory(blocks, reserved, pinned):
+        books = Books({"cuda:0": blocks}, [Pool("cuda:0", (0, 1), reserved, 0)] if reserved else [], pinned)
+        return Inventory(["cuda:0"], books, Known())
+
+    before, after = inventory({1: 10}, 5, 1), inventory({1: 20, 2: 10}, 7, 4)
+    made = after.since(before)
+    assert (made._books.blocks, made._books.pools[0].reserved, made.pinned) == ({"cuda:0": {1: 20, 2: 10}}, 2, 3)
+    both = inventory({1: 10, 3: 1}, 0, 0).plus(made)
+    assert (both._books.blocks, both._books.pools[0].reserved, both.pinned) == ({"cuda:0": {1: 20, 2: 10, 3: 1}}, 2, 3)
+    rest = inventory({1: 20, 2: 11, 3: 1}, 7, 4).without(made)
+    assert (rest._books.blocks, rest._books.pools[0].reserved, rest.pinned) == ({"cuda:0": {2: 11, 3: 1}}, 5, 1)

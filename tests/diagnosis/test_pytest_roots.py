@@ -216,3 +216,31 @@ def test_the_failure_of_a_test(pytester: pytest.Pytester) -> None:
     assert [chain for chain in found if chain.startswith("sys.")] == [
         "sys.last_traceback -> local 'llm' of frame test_it (test_x.py:LINE) -> Held"
     ]
+
+
+def test_a_default_argument_of_a_test_function(pytester: pytest.Pytester) -> None:
+    found = chains(
+        pytester,
+        """
+        import pytest
+
+        @pytest.mark.parametrize("number", range(20))
+        def test_it(number, cache=[]):
+            cache.append(pytest.Held())
+        """,
+    )
+    assert found == ["test_x.py: default argument cache[0] of test_it -> Held"]
+
+
+def test_a_default_argument_of_a_test_function_that_only_pytest_knows(pytester: pytest.Pytester) -> None:
+    found = chains(
+        pytester,
+        """
+        import pytest
+
+        def test_it(cache=[]):
+            cache.append(pytest.Held())
+            globals().pop("test_it")
+        """,
+    )
+    assert found == ["test_x.py: default argument cache[0] of test_it -> Held"]

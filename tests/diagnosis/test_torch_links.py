@@ -13,6 +13,7 @@ from holding import ROOT
 from pytest_vllm_cleanup.diagnosis.chains import find_chains
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 HERE = "tests/diagnosis/test_torch_links.py"
 KEPT: dict[str, Any] = {}
@@ -153,3 +154,53 @@ def test_what_was_packed_by_the_user_is_not_unpacked() -> None:
     del weight, data
     chain(targets)
     assert unpacked == []
+
+
+def as_array() -> tuple[Any, list[Any]]:
+    """Return an array of numpy, and the tensor whose memory it shares."""
+    array = torch.zeros(2).numpy()
+    return array, [array.base]
+
+
+def as_view() -> tuple[Any, list[Any]]:
+    """Return part of such an array."""
+    array, tensors = as_array()
+    return array[:1], tensors
+
+
+def as_element() -> tuple[Any, list[Any]]:
+    """Return an array of objects."""
+    array = numpy.empty(3, dtype=object)
+    array[1] = torch.zeros(2)
+    return array, [array[1]]
+
+
+class Outputs:
+    array: Any
+
+
+@pytest.mark.parametrize(
+    ("made", "way"), [(as_array, "ndarray"), (as_view, "ndarray -> ndarray"), (as_element, "ndarray")]
+)
+@pytest.mark.parametrize(
+    ("kept", "place"),
+    [
+        (lambda array: [array], "['outputs'][0]"),
+        # What holds nothing but arrays is seen by the garbage collector no more than they are.
+        (lambda array: {"a": array}, "['outputs']['a']"),
+        (lambda array: {"a": {"b": array}}, "['outputs']['a']['b']"),
+        (lambda array: array, "['outputs']"),
+    ],
+    ids=["list", "dictionary", "two dictionaries", "global"],
+)
+def test_an_array_of_numpy(made: Any, way: str, kept: Any, place: str) -> None:
+    array, targets = made()
+    KEPT["outputs"] = kept(array)
+    del array
+    assert chain(targets) == f"{HERE}: module global KEPT{place} -> {way} -> Tensor"
+
+
+def test_an_array_of_numpy_in_an_attribute() -> None:
+    KEPT["outputs"] = Outputs()
+    KEPT["outputs"].array, targets = as_array()
+    assert chain(targets) == f"{HERE}: module global KEPT['outputs'] -> Outputs.array -> ndarray -> Tensor"

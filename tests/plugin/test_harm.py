@@ -101,7 +101,7 @@ PLACES = [
     ("plugin", "_anything_for_us"),
     ("monitor", "activate"),
     ("monitor", "Monitor", "__init__"),
-    ("monitor", "Monitor", "_requirement"),
+    ("monitor", "Monitor", "_check"),
     ("monitor", "release_unreleased"),
     ("monitor", "still_alive"),
     ("markers", "requirement_of"),
@@ -122,6 +122,10 @@ PLACES = [
     ("report.terminal", "_show"),
     ("processes.marks", "marked"),
     ("processes.marks", "started_by_me"),
+    ("monitor", "Monitor", "_blamed"),
+    ("checks.references", "Released", "restore"),
+    ("checks.check", "charges"),
+    ("checks.gate", "Gate", "leaked"),
 ]
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import re
 import sys
+import weakref
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from pytest_vllm_cleanup.checks import references
 
 pytestmark = pytest.mark.usefixtures("hasty")
+GROUPS = importlib.import_module("builtins" if sys.version_info >= (3, 11) else "exceptiongroup")
 
 HOLDERS = {
     "locals": """
@@ -374,8 +377,8 @@ def test_it():
 
 
 def without_addresses(text):
-    # Nor does --showlocals print the same for pytest's own loop over its plugins, which has one more then.
-    return re.sub("0x[0-9a-f]{6,}", "0x", re.sub("^ +methods += .*$", "", text, flags=re.M))
+    # Nor does pytest print the same for pytest's own loop over its plugins, which has one more then.
+    return re.sub("0x[0-9a-f]{6,}", "0x", re.sub("^ *methods += .*$", "", text, flags=re.M))
 
 
 def sections(result):
@@ -504,25 +507,279 @@ def test_a_chain_that_bites_its_own_tail_ends():
     assert list(references.chain(first)) == [first, second]
 
 
-def test_a_failing_fixture_of_wider_scope_harms_none_of_the_tests_that_ask_for_it(run):
+@pytest.mark.parametrize("style", ["--tb=long", "--showlocals"])
+@pytest.mark.parametrize("asks", ["tensor", "request"])
+def test_a_fixture_of_wider_scope_that_failed_is_reported_by_each_test_and_keeps_its_memory_till_it_ends(
+    run, style, asks
+):
     source = """
 pytestmark = pytest.mark.gpu_released
-@pytest.fixture(scope="module")
-def tensor():
+def connect(host, port):
     tensor = Tensor()
     raise ValueError("own")
-def test_first(tensor):
-    pass
-def test_second(tensor):
-    pass
+@pytest.fixture(scope="module")
+def tensor():
+    return connect("localhost", 8000)
+def test_first(ASKS):
+    request.getfixturevalue("tensor")
+def test_second(ASKS):
+    request.getfixturevalue("tensor")
 def test_other():
-    assert gpu.allocated == 0
-"""
-    ours, plain = run(source), run(source, *WITHOUT)
-    assert ours.parseoutcomes() == {"passed": 1, "errors": 2}
-    # Without the plugin the third one fails: pytest keeps the fixture's exception, and that keeps the tensor.
-    assert plain.parseoutcomes() == {"failed": 1, "errors": 2}
+    assert gpu.allocated == 2 * MIB, "pytest keeps what it raised"
+""".replace("ASKS", asks)
+    modules = {"test_a": source, "test_b": "def test_it():\n    assert gpu.allocated == 0"}
+    ours, plain = run(modules, style), run(modules, style, *WITHOUT)
+    failed = {"errors": 2} if asks == "tensor" else {"failed": 2}
+    assert ours.parseoutcomes() == {"passed": 2, **failed}
+    # Without the plugin that of the other module fails: sys.last_value keeps the exception on.
     assert sections(plain).startswith(sections(ours))
+    assert sections(ours).count("host = 'localhost'") >= 2
+
+
+LOOKING = """
+import pytest
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "teardown":
+        print()
+        for name, value in {**item.funcargs, **vars(item.instance)}.items():
+            print("SEEN", name, value)
+        driver = item.funcargs["driver"]
+        driver.note = driver.log.getvalue()
+    return report
+"""
+LOOKED_AT = """
+import io
+class Value:
+    def __init__(self):
+        self.log = io.StringIO()
+    def __repr__(self):
+        return "Value"
+kept, shared = [], Value()
+@pytest.fixture
+def driver():
+    return Value()
+@pytest.fixture
+def wide():
+    return shared
+@pytest.fixture
+def names():
+    return {"a": ["b", 1, None]}
+@pytest.fixture
+def tensors():
+    return [Tensor()]
+class TestIt:
+    @pytest.mark.gpu_released
+    def test_it(self, driver, wide, names, tensors):
+        self.text, self.own, self.wide = "text", Value(), shared
+        PROBLEM
+def test_next():
+    assert gpu.allocated == len(kept) * 2 * MIB
+"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "outcomes"),
+    [
+        ("kept.append(Tensor())", {"passed": 2, "leaked": 1}),
+        ("tensor = Tensor(); raise ValueError", {"passed": 1, "failed": 1}),
+    ],
+    ids=["leaks", "fails"],
+)
+def test_hooks_that_look_later_find_what_is_alive_and_a_word_on_what_is_gone(run, problem, outcomes):
+    result = run(LOOKED_AT.replace("PROBLEM", problem), "-s", conftest=LOOKING)
+    assert result.parseoutcomes() == outcomes
+    seen = dict(line.split(" ", 2)[1:] for line in result.outlines if line.startswith("SEEN"))
+    assert {name: seen.pop(name) for name in ("wide", "names", "text")} == {
+        "wide": "Value",
+        "names": "{'a': ['b', 1, None]}",
+        "text": "text",
+    }
+    why = "is gone: only pytest still held it when test_inner.py::TestIt::test_it was checked for leaks"
+    assert seen == {name: f"<{name} {why}>" for name in ("driver", "tensors", "own")}
+
+
+FIRST = """
+import pytest
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "teardown":
+        print("\\nSEEN", type(item.funcargs["tensor"]).__name__)
+    return report
+"""
+
+
+def test_hooks_that_look_at_the_report_of_a_failed_teardown_find_all(run):
+    result = run(
+        """
+@pytest.fixture
+def tensor():
+    yield Tensor()
+    raise ValueError("own")
+@pytest.mark.gpu_released
+def test_it(tensor):
+    pass
+""",
+        "-s",
+        conftest=FIRST,
+    )
+    assert result.parseoutcomes() == {"passed": 1, "errors": 1}
+    assert "SEEN Tensor" in result.outlines
+
+
+class Value:
+    pass
+
+
+class Slotted:
+    __slots__ = ()
+
+
+def test_no_memory_is_kept_meanwhile_and_none_comes_back(tmp_path):
+    shared, own = Value(), Value()
+    reference = weakref.ref(own)
+    untouched = {"path": tmp_path, "none": None, "names": [("a", 1), {2.0}], "reference": reference}
+    values = {**untouched, "shared": shared, "own": own, "list": [own], "slotted": Slotted(), "text": "x" * 10**6}
+    released = references.Released()
+    released.let_go(values, "test_x")
+    del own
+    assert reference() is None
+    assert {name for name, value in values.items() if type(value) is references.Gone} == {
+        *("shared", "own", "list", "slotted", "text")
+    }
+    released.restore()
+    assert values["shared"] is shared
+    assert repr(values["own"]) == "<own is gone: only pytest still held it when test_x was checked for leaks>"
+    assert all(values[name] is value for name, value in untouched.items())
+    reference = weakref.ref(shared)
+    del shared, values["shared"]
+    assert reference() is None
+
+
+def test_what_a_hook_has_put_in_the_place_of_a_value_stays():
+    shared = Value()
+    values, released = {"shared": shared}, references.Released()
+    released.let_go(values, "test_x")
+    values["shared"] = "of the hook"
+    released.restore()
+    assert values == {"shared": "of the hook"}
+
+
+GENERATORS = {
+    "generator": """
+def recorder():
+    while True:
+        try:
+            yield seen
+        except ValueError as error:
+            seen.append(str(error))
+steps = recorder()
+""",
+    "coroutine": """
+class Pause:
+    def __await__(self):
+        yield seen
+async def recorder():
+    while True:
+        try:
+            await Pause()
+        except ValueError as error:
+            seen.append(str(error))
+steps = recorder()
+""",
+    "async_generator": """
+async def recorder():
+    while True:
+        try:
+            yield seen
+        except ValueError as error:
+            seen.append(str(error))
+class Steps:
+    generator = recorder()
+    def send(self, value):
+        try:
+            self.generator.asend(value).send(None)
+        except StopIteration as stop:
+            return stop.value
+    def throw(self, error):
+        try:
+            self.generator.athrow(error).send(None)
+        except StopIteration as stop:
+            return stop.value
+steps = Steps()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_what_has_caught_an_error_and_waits_at_the_same_place_goes_on(run, kind):
+    source = """
+pytestmark = pytest.mark.gpu_released
+seen = []
+RECORDER
+def test_fails():
+    tensor = Tensor()
+    steps.send(None)
+    try:
+        raise ValueError("own")
+    except ValueError as error:
+        steps.throw(error)
+        raise
+def test_next():
+    assert gpu.allocated == 0
+    assert steps.send(None) == ["own"]
+""".replace("RECORDER", GENERATORS[kind])
+    assert run(source).parseoutcomes() == {"failed": 1, "passed": 1}
+
+
+ODD_ERRORS = """
+import pytest
+class Nothing(Exception):
+    exceptions = None
+class Texts(Exception):
+    exceptions = ["timeout", "refused"]
+class Raising(Exception):
+    @property
+    def exceptions(self):
+        raise RuntimeError("of the user's own")
+"""
+
+
+def test_attributes_of_a_users_exception_are_not_taken_for_those_of_a_group(run):
+    source = (
+        ODD_ERRORS
+        + """
+pytestmark = pytest.mark.gpu_released
+kept = []
+@pytest.mark.parametrize("kind", [Nothing, Texts, Raising])
+def test_leaks(kind):
+    kept.append(Tensor())
+    raise kind
+@pytest.mark.parametrize("kind", [Nothing, Texts, Raising])
+def test_fails(kind):
+    tensor = Tensor()
+    raise kind
+"""
+    )
+    result = run(source, "--tb=native")
+    assert result.parseoutcomes() == {"failed": 6, "leaked": 3}
+    result.stdout.no_fnmatch_line("*went wrong in pytest-vllm-cleanup*")
+
+
+def test_causes_and_members_are_not_what_a_users_class_calls_so():
+    class Odd(GROUPS.BaseExceptionGroup):
+        @property
+        def odd(self):
+            raise RuntimeError("of the user's own")
+
+        exceptions = __cause__ = __context__ = __traceback__ = odd
+
+    members = [ValueError("first"), KeyError("second")]
+    odd = Odd("own", members)
+    assert list(references.chain(odd)) == [odd, *reversed(members)]
+    assert references.traceback_of(odd) is None
 
 
 @pytest.mark.parametrize("option", ["--pdb", "--trace"])

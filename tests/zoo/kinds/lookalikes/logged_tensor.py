@@ -10,7 +10,7 @@ from zoo_tensors import logits
 
 EXPECT = CLEAN
 pytestmark = pytest.mark.gpu_released
-logger = logging.getLogger("sampler")
+logger = logging.getLogger("watcher")
 
 
 @pytest.fixture
