@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest_plugins = ["pytester"]
-HERE = Path(__file__).parent
 # Their tests share inner runs, or compete for the caches of compiled code.
-TOGETHER = ("chaos", "engines", "zoo")
+TOGETHER = ("tests/chaos/", "tests/engines/", "tests/zoo/")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Where pytest-xdist spreads the tests (--dist=loadgroup), keep together what belongs together."""
-    for item in items:
-        folder = item.path.relative_to(HERE).parts[0] if HERE in item.path.parents else ""
-        if folder in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(folder))
-        elif item.get_closest_marker("engine") is not None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where pytest-xdist spreads the tests by scope, a scope is a file, or a folder whose tests belong together."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            folder = next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
+            return nodeid.partition("::")[0] if folder is None else folder
+
+    return Scheduling(config, log)

@@ -807,3 +807,20 @@ def pytest_itemcollected(item):
     assert "KEPT True True" in result.outlines
     assert last(result) == "LAST ValueError True"
     assert result.parseoutcomes()["failed"] == 1
+
+
+def test_an_instance_that_somebody_else_holds_keeps_its_tensor_and_is_a_leak(run):
+    result = run("""
+handlers = []
+class TestIt:
+    @pytest.mark.gpu_released
+    def test_registers(self):
+        self.tensor = Tensor(10 * MIB)
+        handlers.append(self.handle)
+    def handle(self):
+        return self.tensor
+def test_after():
+    assert handlers[0]().__class__ is Tensor
+""")
+    assert result.parseoutcomes() == {"passed": 2, "leaked": 1}
+    assert any("left 10 MiB" in line for line in result.outlines)
