@@ -65,7 +65,6 @@ class Released:
     """What was let go of. Holds weak references alone."""
 
     _values: list[tuple[dict[str, Any], str, Gone, weakref.ref[Any]]] = field(default_factory=list)
-    _instances: list[tuple[pytest.Item, weakref.ref[Any]]] = field(default_factory=list)
 
     def let_go(self, values: dict[str, Any], nodeid: str) -> None:
         """Let go of what may hold memory in a dictionary; its keys stay."""
@@ -76,26 +75,8 @@ class Released:
             with suppress(TypeError):  # a list of tensors, say, allows no weak reference
                 self._values.append((values, name, gone, weakref.ref(value)))
 
-    def let_go_of_instance(self, item: pytest.Item) -> None:
-        """Let go of the instance that a test of a class has for itself; an empty one stands in its place."""
-        instance = vars(item).get("_instance")
-        try:
-            stand_in = object.__new__(type(instance))
-            vars(stand_in).update(vars(instance))
-            self._instances.append((item, weakref.ref(instance)))
-        except TypeError:  # none, or a class that allows no such thing
-            return
-        vars(item)["_instance"] = stand_in
-        vars(item).pop("_obj", None)  # its method; pytest makes another one when asked
-        self.let_go(vars(stand_in), item.nodeid)
-
     def restore(self) -> None:
         """Put back what is still alive, for those who look later. To be called when memory is judged."""
-        for item, reference in self._instances:
-            if (instance := reference()) is not None:
-                vars(item)["_instance"] = instance
-                vars(item).pop("_obj", None)
-        self._instances.clear()
         for values, name, gone, reference in self._values:
             value = reference()
             if value is not None and values.get(name) is gone:
@@ -129,10 +110,23 @@ def release(item: pytest.Item, errors: list[BaseException]) -> Released:
     released.let_go(getattr(item, "funcargs", None) or {}, item.nodeid)
     if isinstance(item.parent, pytest.Class):
         # Each test has its own instance, and pytest keeps it to the end of the session.
-        released.let_go_of_instance(item)
+        _replace_instance(item)
     if vars(item).get("_cached_errors_and_skips") is not None:  # of a unittest.TestCase with subTest, on Python 3.10
         vars(item)["_cached_errors_and_skips"] = None
     return released
+
+
+def _replace_instance(item: pytest.Item) -> None:
+    """Put an empty instance in the place of a test's own, for good: pytest would keep it to the end of the session."""
+    instance = vars(item).get("_instance")
+    try:
+        stand_in = object.__new__(type(instance))
+        for name, value in vars(instance).items():
+            vars(stand_in)[name] = value if _holds_nothing(value) else Gone(name, item.nodeid)
+    except TypeError:  # none, or a class that allows no such thing
+        return
+    vars(item)["_instance"] = stand_in
+    vars(item).pop("_obj", None)  # its method; pytest makes another one when asked
 
 
 def release_log_records(config: pytest.Config) -> None:

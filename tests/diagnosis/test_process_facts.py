@@ -45,7 +45,7 @@ def test_a_child_is_described_with_its_engine_and_its_parent(child):
     assert 0 <= facts.age < 60
     start = f"process {child.pid} ({facts.name}), with 3 GiB, of LLMEngine number 2, started {facts.age:.1f} s ago, "
     assert str(facts).startswith(f"{start}child of this process: ")
-    assert str(facts).endswith(SLEEPS)
+    assert str(facts).endswith(SLEEPS[-20:])  # the middle of a long command line is left out
 
 
 def test_a_child_of_a_child_names_the_one_between(start):

@@ -119,9 +119,10 @@ def test_a_bytecode_hook() -> None:
 def test_a_compiled_module_of_the_user() -> None:
     KEPT["model"] = torch.compile(Model(), backend="eager")
     KEPT["model"].layers[0](torch.ones(1, 2))
-    assert chain([KEPT["model"]._orig_mod.table]) == (
-        f"{HERE}: module global KEPT['model'] -> OptimizedModule._orig_mod -> Model.table -> Tensor"
-    )
+    found = chain([KEPT["model"]._orig_mod.table])
+    # It has its module in more than one attribute.
+    assert found.startswith(f"{HERE}: module global KEPT['model'] -> OptimizedModule._")
+    assert found.endswith(" -> Model.table -> Tensor")
 
 
 def test_the_base_of_a_view_and_the_view_are_one_thing() -> None:

@@ -543,7 +543,7 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "teardown":
         print()
-        for name, value in {**item.funcargs, **vars(item.instance)}.items():
+        for name, value in {**vars(item.instance), **item.funcargs}.items():
             print("SEEN", name, value)
         driver = item.funcargs["driver"]
         driver.note = driver.log.getvalue()

@@ -9,7 +9,7 @@ from .inner import Run
 from .keeper import Keeper
 
 PLAIN = Run("without an engine", kinds("objects", "lookalikes", "processes", places=("cpu",)), seconds=90)
-SESSIONS = [Run(kind.name, (kind,)) for kind in kinds("sessions", places=("cpu",))]
+SESSIONS = [Run(kind.name, (kind,)) for kind in kinds("first", "sessions", places=("cpu",))]
 
 
 @pytest.mark.parametrize(("run", "kind"), PLAIN.cases())
