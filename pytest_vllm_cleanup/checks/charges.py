@@ -59,9 +59,7 @@ def charges(marks: Sequence[Mark], verdict: Verdict) -> list[Charge]:
         verdict: the verdict after all of it.
     """
     found: list[Charge] = []
-    for device in verdict.devices:
-        if device.outcome != "leaked":
-            continue
+    for device in verdict.leaks:
         key = (device.device, device.meter)
         missing = [*(mark.missing.get(key, 0) for mark in marks), device.stayed]
         for place in reversed(range(len(marks))):

@@ -65,9 +65,7 @@ def debts_of(device: DeviceVerdict, inventory: Inventory) -> list[Debt]:
 
 
 def _watch(device: DeviceVerdict, inventory: Inventory) -> StorageWatch | None:
-    where = "cpu" if device.device == HOST else device.device
-    new = [storage for storage in inventory.new(_clock() + _TIME) if storage.device == where]
-    watch = StorageWatch(new, _clock() + _TIME)
+    watch = StorageWatch(inventory.new_on(device.device, _clock() + _TIME), _clock() + _TIME)
     # Not all of a storage need be in memory: pages that were never written are not, and those of a file do not count.
     if device.device == HOST and abs(watch.remaining() - device.stayed) > device.tolerance:
         return None

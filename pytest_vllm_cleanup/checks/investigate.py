@@ -80,9 +80,10 @@ def _who_holds_the_rest(check: ReleaseCheck, result: Result, engines: dict[int, 
         remains, rest = result.verdict, result.after
     diagnosis, debts = result.diagnosis or Diagnosis(), []
     if remains.outcome == "leaked":
-        diagnosis = diagnosis.plus(who_holds(remains, check.baseline, rest, check.inventory, engines, base))
+        inventory = check.inventory
+        diagnosis = diagnosis.plus(who_holds(remains, check.baseline, rest, inventory, engines, base))
         with guarded("following the leak"):
-            debts = [debt for device in result.left for debt in debts_of(device, check.inventory)]
+            debts = [debt for device in result.left for debt in debts_of(device, inventory)]
             current_ledger().owe(debts)
     return replace(result, diagnosis=diagnosis, debts=tuple(debts))
 

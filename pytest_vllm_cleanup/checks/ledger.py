@@ -92,7 +92,7 @@ class Ledger:
             entry.live = False
             entry.remains = tuple(handle.parts.values())
         if entry.known is not None:
-            entry.made, entry.known = Inventory.take(after).since(entry.known), None
+            entry.made, entry.known = Inventory.take(after).without(entry.known), None
         entry.footprint = {
             name: footprint(entry.before.get(name, Reading(device=name)), reading) for name, reading in after.items()
         }
@@ -130,7 +130,7 @@ class Ledger:
                 ]
                 footprints[name] = _beside(footprint(before.get(name, Reading(device=name)), after), inside)
             number = min((0, *self._entries)) - 1
-            made = Inventory.take(now).since(inventory)
+            made = Inventory.take(now).without(inventory)
             self._entries[number] = Entry(False, before, footprints, is_engine=False, made=made)
             return number
 

@@ -24,7 +24,7 @@ def sentence(name: str, result: Result) -> str:
     holder = result.diagnosis.holder if result.diagnosis is not None else ""
     held = f" Held by {holder}." if holder else ""
     waited = f"waited {result.waited:.1f} s ({_trend(result)})"
-    leaks = [device for device in result.verdict.devices if device.outcome == "leaked"]
+    leaks = result.verdict.leaks
     if not leaks and result.abandoned:
         return f"{name} left {_engines(result)} alive.{held} {_CLOSE}"
     parts = [_leak(device) for device in leaks]

@@ -61,5 +61,4 @@ class Result:
     @property
     def left(self) -> tuple[DeviceVerdict, ...]:
         """The devices that are short of memory for good: of those that leaked, without what closing gave back."""
-        verdict = self.verdict if self.remains is None else self.remains
-        return tuple(device for device in verdict.devices if device.outcome == "leaked")
+        return (self.verdict if self.remains is None else self.remains).leaks

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 
 import wrapt
 
+from pytest_vllm_cleanup.diagnosis import places
 from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.memory.meters.torch_allocator import initialised_torch
 
@@ -25,10 +25,6 @@ Segments: TypeAlias = Sequence[dict[str, Any]]
 _MAX_ENTRIES = 50_000  # of the history of a device, each some hundred bytes
 _LONGEST_STACK = 8
 _LONGEST_NAME = 150  # characters of a file name, of which most file systems allow 255
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_LIBRARIES = tuple(
-    {path + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +189,14 @@ def pinned(torch: Any) -> int:
     return 0
 
 
+def recorded() -> Segments:
+    """Return the books with the stacks in them; empty if nothing is recorded."""
+    return (segments() or ()) if is_recording() else ()
+
+
 def stack_of(address: int, device: str) -> tuple[str, ...]:
     """Return where a live block was allocated, outermost first, at most 8 lines; () where that was not recorded."""
-    return stack_in(segments() or (), address, device) if is_recording() else ()
+    return stack_in(recorded(), address, device)
 
 
 def stack_in(books: Iterable[dict[str, Any]], address: int, device: str) -> tuple[str, ...]:
@@ -215,7 +216,7 @@ def shortened(frames: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     Args:
         frames: as torch gives them, innermost first.
     """
-    stack = [frame for frame in reversed(frames) if not frame["filename"].startswith(_PACKAGE)]
+    stack = [frame for frame in reversed(frames) if not frame["filename"].startswith(places.OURS)]
     users = [number for number, frame in enumerate(stack) if _is_users(frame["filename"])]
     if users:  # before them, it is the test runner's
         stack = stack[users[0] :]
@@ -259,7 +260,7 @@ def _is_active(block: dict[str, Any]) -> bool:
 
 
 def _is_users(path: str) -> bool:
-    return Path(path).is_absolute() and not path.startswith(_LIBRARIES) and "site-packages" not in Path(path).parts
+    return Path(path).is_absolute() and places.is_users(path)
 
 
 def _line(frame: dict[str, Any]) -> str:

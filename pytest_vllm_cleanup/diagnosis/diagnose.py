@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_vllm_cleanup.diagnosis import allocations, below, processes
+from pytest_vllm_cleanup.diagnosis.allocations import Segments
 from pytest_vllm_cleanup.diagnosis.chains import Chain, find_chains_to_each
 from pytest_vllm_cleanup.diagnosis.findings import Diagnosis, Finding, grouped
 from pytest_vllm_cleanup.diagnosis.tensors import Inventory, LiveStorage, tensors_on
@@ -69,7 +70,7 @@ def who_holds(
     deadline = started + LIMIT
     found: list[Finding] = []
     remarks: list[str] = []
-    for device in (device for device in verdict.devices if device.outcome == "leaked"):
+    for device in verdict.leaks:
         before = baseline.get(device.device, Reading(device=device.device))
         now = after.get(device.device, Reading(device=device.device))
         tensors: list[Finding] = []
@@ -106,17 +107,17 @@ def _weighed(findings: Iterable[Finding], stayed: int, *, cut_short: bool = Fals
 
 
 def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
-    where = "cpu" if device.device == HOST else device.device
     frozen = gc.get_freeze_count()  # before anybody looks at the heap, which thaws it
     # Most of the time is for the search for holders.
     soon = _clock() + (deadline - _clock()) / 3
-    new = [storage for storage in inventory.new(soon) if storage.device == where]
+    new = inventory.new_on(device.device, soon)
     cut_short = _clock() > soon
     if frozen and (hidden := _garbage(new, inventory, device.device, deadline)):
         return hidden
     searched = [storage for storage in new[:_MOST_TENSORS] if storage.bytes >= _SMALL * new[0].bytes]
     chains = find_chains_to_each(tensors_on(searched, deadline), deadline=deadline, base=base)
-    found = [_held(storage, holders, device.device) for storage, holders in zip(searched, chains, strict=True)]
+    books = allocations.recorded()
+    found = [_held(storage, holders, device.device, books) for storage, holders in zip(searched, chains, strict=True)]
     groups = grouped(found)[:_MOST_FINDINGS]
     rest = new[len(searched) :]
     if rest and len(groups) == 1 and groups[0].holders and _alike(searched, rest):
@@ -143,13 +144,13 @@ def _with_rest(group: Finding, rest: Sequence[LiveStorage]) -> Finding:
     return Finding(group.what, size, group.device, group.holders, group.stack, group.count + len(rest))
 
 
-def _held(storage: LiveStorage, chains: Sequence[Chain], device: str) -> Finding:
+def _held(storage: LiveStorage, chains: Sequence[Chain], device: str, books: Segments) -> Finding:
     return Finding(
         what=str(storage),
         bytes=storage.bytes,
         device=device,
         holders=tuple(map(str, chains)),
-        stack=allocations.stack_of(storage.address, storage.device),
+        stack=allocations.stack_in(books, storage.address, storage.device),
     )
 
 

@@ -78,7 +78,7 @@ class Inventory:
     @classmethod
     def take(cls, devices: Iterable[str]) -> Inventory:
         """Look at some devices: ``"cuda:0"``, ``"host"``."""
-        names = frozenset("cpu" if device == HOST else device for device in devices)
+        names = frozenset(map(_torch_name, devices))
         books = allocations.read(names)
         return cls(names, books, Known.on(names - books.blocks.keys()))
 
@@ -111,22 +111,8 @@ class Inventory:
         described = [group.described(storage) for storage, group in new[:_MOST_DESCRIBED]]
         return described + [storage for storage, _ in new[_MOST_DESCRIBED:]]
 
-    def since(self, before: Inventory) -> Inventory:
-        """Return what this inventory has more than an earlier one: what was made between them."""
-        blocks = {
-            device: {at: size for at, size in known.items() if before._books.blocks.get(device, {}).get(at) != size}
-            for device, known in self._books.blocks.items()
-        }
-        pools = _pools_added(self._books.pools, before._books.pools, -1)
-        pinned = self._books.pinned - before._books.pinned
-        return Inventory(self._devices, Books(blocks, pools, pinned), self._known.without(before._known))
-
     def plus(self, made: Inventory) -> Inventory:
-        """Return this inventory with what was made meanwhile and is not to blame either.
-
-        Args:
-            made: as ``since`` gave it.
-        """
+        """Return this inventory with what was made meanwhile and is not to blame either."""
         devices = self._books.blocks.keys() | made._books.blocks.keys()
         blocks = {
             device: {**self._books.blocks.get(device, {}), **made._books.blocks.get(device, {})} for device in devices
@@ -135,19 +121,23 @@ class Inventory:
         books = Books(blocks, pools, self._books.pinned + made._books.pinned)
         return Inventory(self._devices, books, self._known.joined(made._known))
 
-    def without(self, made: Inventory) -> Inventory:
-        """Return this inventory without what was made before it was taken: to a search, that is new.
+    def new_on(self, device: str, deadline: float | None = None) -> list[LiveStorage]:
+        """Return what ``new`` does, of one device, named as meters do."""
+        return [storage for storage in self.new(deadline) if storage.device == _torch_name(device)]
 
-        Args:
-            made: as ``since`` gave it.
+    def without(self, other: Inventory) -> Inventory:
+        """Return what this inventory has and another one has not.
+
+        Of a later one without an earlier one, that is what was made between them. To one without such a difference, what
+        was made is new.
         """
         blocks = {
-            device: {at: size for at, size in known.items() if made._books.blocks.get(device, {}).get(at) != size}
+            device: {at: size for at, size in known.items() if other._books.blocks.get(device, {}).get(at) != size}
             for device, known in self._books.blocks.items()
         }
-        pools = _pools_added(self._books.pools, made._books.pools, -1)
-        books = Books(blocks, pools, self._books.pinned - made._books.pinned)
-        return Inventory(self._devices, books, self._known.without(made._known))
+        pools = _pools_added(self._books.pools, other._books.pools, -1)
+        books = Books(blocks, pools, self._books.pinned - other._books.pinned)
+        return Inventory(self._devices, books, self._known.without(other._known))
 
     def unreferenced(self, device: str) -> dict[int, int]:
         """Return address and size of the blocks on a CUDA device that are new and that no Python object is on."""
@@ -215,13 +205,10 @@ class StorageWatch:
                 yield storage, size
 
 
-def tensors_of(storage: LiveStorage) -> list[object]:
-    """Return the live Python tensors on a storage; where there is none, the storage objects. The caller empties it."""
-    return tensors_on([storage])[0]
-
-
 def tensors_on(storages: Sequence[LiveStorage], deadline: float | None = None) -> list[list[object]]:
-    """Return the same for several storages, in their order, after one walk.
+    """Return the live Python tensors on some storages, in their order; where there is none, the storage objects.
+
+    One walk serves all of them. The caller empties the lists.
 
     Args:
         storages: as ``Inventory.new`` gave them.
@@ -278,6 +265,10 @@ class _Group:
             except Exception:  # of this one tensor
                 continue
         return storage
+
+
+def _torch_name(device: str) -> str:
+    return "cpu" if device == HOST else device
 
 
 def _pools_added(pools: Iterable[Pool], others: Iterable[Pool], sign: int) -> list[Pool]:

@@ -6,7 +6,6 @@ vLLM is imported. vLLM is not imported for it; a process that never imports vLLM
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import wrapt
 
+from pytest_vllm_cleanup.diagnosis import heap
 from pytest_vllm_cleanup.engines import children, drain, printing, shells, siblings, traces
 from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
@@ -53,17 +53,8 @@ def _existing() -> list[Any]:
     classes = [kind for kind in found if isinstance(kind, type)]
     if not classes:
         return []
-    gc.unfreeze()  # vLLM froze the engine out of sight
     # By the identity of its type: comparing, or isinstance(), would run code of objects that are none of our business.
-    kinds = {id(kind) for base in classes for kind in _with_subclasses(base)}
-    return [thing for thing in gc.get_objects() if id(type(thing)) in kinds]
-
-
-def _with_subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    subclasses: list[type] = kind.__subclasses__()
-    for subclass in subclasses:
-        yield from _with_subclasses(subclass)
+    return heap.instances(id(kind) for base in classes for kind in heap.with_subclasses(base))
 
 
 def _when_imported(module: str, target: str, wrapper: Callable[..., Any]) -> None:

@@ -36,6 +36,11 @@ class Verdict:
     stayed: int
     devices: tuple[DeviceVerdict, ...]
 
+    @property
+    def leaks(self) -> tuple[DeviceVerdict, ...]:
+        """The verdicts on the devices that leaked."""
+        return tuple(device for device in self.devices if device.outcome == "leaked")
+
 
 def judge(
     baseline: Reading,

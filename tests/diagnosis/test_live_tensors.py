@@ -11,7 +11,7 @@ import pytest
 from pytest_vllm_cleanup.diagnosis import known, walk
 from pytest_vllm_cleanup.diagnosis.allocations import Books, Pool
 from pytest_vllm_cleanup.diagnosis.known import BIG, Known
-from pytest_vllm_cleanup.diagnosis.tensors import Inventory, StorageWatch, tensors_of, tensors_on
+from pytest_vllm_cleanup.diagnosis.tensors import Inventory, StorageWatch, tensors_on
 
 torch = pytest.importorskip("torch")
 
@@ -24,6 +24,10 @@ def _no_garbage():
 @pytest.fixture
 def inventory():
     return Inventory.take(["host"])
+
+
+def tensors_of(storage):
+    return tensors_on([storage])[0]
 
 
 def only(inventory):
@@ -315,7 +319,7 @@ def test_what_was_made_meanwhile_is_put_in_and_taken_out():
     baseline = Inventory.take(["host"])
     made = torch.ones(2 * BIG), torch.ones(3)
     inventory = Inventory.take(["host"])
-    difference = inventory.since(baseline)
+    difference = inventory.without(baseline)
     new = torch.ones(3 * BIG)
     sizes = [tensor.nbytes for tensor in (*first, *made, new)]
     assert [storage.bytes for storage in baseline.plus(difference).new()] == sizes[4:]
@@ -328,7 +332,7 @@ def test_blocks_and_pools_made_meanwhile_are_put_in_and_taken_out():
         return Inventory(["cuda:0"], books, Known())
 
     before, after = inventory({1: 10}, 5, 1), inventory({1: 20, 2: 10}, 7, 4)
-    made = after.since(before)
+    made = after.without(before)
     assert (made._books.blocks, made._books.pools[0].reserved, made.pinned) == ({"cuda:0": {1: 20, 2: 10}}, 2, 3)
     both = inventory({1: 10, 3: 1}, 0, 0).plus(made)
     assert (both._books.blocks, both._books.pools[0].reserved, both.pinned) == ({"cuda:0": {1: 20, 2: 10, 3: 1}}, 2, 3)

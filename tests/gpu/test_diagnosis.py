@@ -10,7 +10,7 @@ TENSORS = """
     import torch
 
     from pytest_vllm_cleanup.diagnosis.below import below, pool_users
-    from pytest_vllm_cleanup.diagnosis.tensors import Inventory, StorageWatch, tensors_of
+    from pytest_vllm_cleanup.diagnosis.tensors import Inventory, StorageWatch, tensors_on
     from pytest_vllm_cleanup.memory.reading import Reading
 
     GPU, MIB = "cuda:0", 2**20
@@ -29,7 +29,7 @@ TENSORS = """
         (storage,) = inventory.new()
         assert (storage.device, storage.bytes, storage.address) == (GPU, 32 * MIB, kept.data_ptr())
         assert str(storage) == "float16 tensor of shape (4096, 4096)"
-        assert tensors_of(storage)[0] is kept
+        assert tensors_on([storage])[0][0] is kept
 
     def test_what_was_there_before_is_not_new_and_looking_keeps_nothing():
         old = torch.ones(3 * MIB, device=GPU)
