@@ -128,8 +128,8 @@ class Inventory:
     def without(self, other: Inventory) -> Inventory:
         """Return what this inventory has and another one has not.
 
-        Of a later one without an earlier one, that is what was made between them. To one without such a difference, what
-        was made is new.
+        Of a later one without an earlier one, that is what was made between them. To one without such a difference,
+        what was made is new.
         """
         blocks = {
             device: {at: size for at, size in known.items() if other._books.blocks.get(device, {}).get(at) != size}
