@@ -22,7 +22,7 @@ class Held:
 
 def chains(most: int = 3) -> list[Chain]:
     """Return the chains to the last one that was made."""
-    return find_chains([Held.last()], deadline=time.monotonic() + 5, most=most, base=str(ROOT))
+    return find_chains([Held.last()], deadline=time.monotonic() + 60, most=most, base=str(ROOT))
 
 
 def chain() -> str:

@@ -21,7 +21,7 @@ CONFTEST = """
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(nodeid):
-        chains = find_chains([pytest.Held.last()], deadline=time.monotonic() + 5)
+        chains = find_chains([pytest.Held.last()], deadline=time.monotonic() + 60)
         print("CHAINS", *chains, sep="|")
 """
 
