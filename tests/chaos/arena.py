@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,6 +56,8 @@ class Arena:
                 env=self._environ(run, folder),
                 cwd=folder,
                 start_new_session=True,
+                # Ignored by jobs in the background of a shell, and so by all that they start.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         fate, family = Fate(run, time.time()), Family(process.pid)
         try:
