@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 # As strtoul reads it: CUDA takes "1gpu" for 1.
 _INDEX = re.compile(r"[+]?(\d+)", re.ASCII)
+_BY_SPEED = "cards of different models are numbered by speed; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+_PARTITIONED = (
+    "its card is partitioned, and its instances may not be listed here; name one in CUDA_VISIBLE_DEVICES (MIG-...)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +28,15 @@ class NvmlDevice:
         index: The driver's number of it.
         uuid: ``GPU-...``.
         model: Its product name.
-        instances: UUIDs (``MIG-...``) of its instances, if it is partitioned.
+        instances: UUIDs (``MIG-...``) of its instances, if it is partitioned and they may be listed.
+        partitioned: Whether it is partitioned (MIG). Its own figures are then not those of any instance.
     """
 
     index: int
     uuid: str
     model: str
     instances: tuple[str, ...] = ()
+    partitioned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,12 @@ class VisibleDevice:
         ordinal: The N of ``cuda:N``.
         uuid: ``GPU-...`` or ``MIG-...``, by which the driver finds it; None if it cannot be told which one
             it is.
+        doubt: Why it cannot be told, with what to do about it.
     """
 
     ordinal: int
     uuid: str | None
+    doubt: str = ""
 
     @property
     def name(self) -> str:
@@ -88,7 +96,7 @@ def from_environment(environ: Mapping[str, str], inventory: Sequence[NvmlDevice]
     wanted = parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
     if wanted is None:
         wanted = tuple(range(len(inventory)))
-    uuids: list[str | None] = []
+    uuids: list[str] = []
     for entry in wanted:
         uuid = _by_index(entry, inventory) if isinstance(entry, int) else _by_uuid(entry, inventory)
         if uuid is None:
@@ -97,8 +105,12 @@ def from_environment(environ: Mapping[str, str], inventory: Sequence[NvmlDevice]
     by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({card.model for card in inventory}) > 1
     by_index = bool(wanted) and isinstance(wanted[0], int)
     if by_speed and by_index and len(uuids) < len(inventory):
-        uuids = [None] * len(uuids)
-    return tuple(VisibleDevice(ordinal, uuid) for ordinal, uuid in enumerate(uuids))
+        return tuple(VisibleDevice(ordinal, None, _BY_SPEED) for ordinal in range(len(uuids)))
+    hidden = {card.uuid for card in inventory if card.partitioned and not card.instances}
+    return tuple(
+        VisibleDevice(ordinal, None, _PARTITIONED) if uuid in hidden else VisibleDevice(ordinal, uuid)
+        for ordinal, uuid in enumerate(uuids)
+    )
 
 
 def from_cuda(uuids: Sequence[str], inventory: Sequence[NvmlDevice]) -> tuple[VisibleDevice, ...]:

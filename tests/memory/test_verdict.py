@@ -462,3 +462,43 @@ def test_a_device_that_is_no_longer_read_is_not_released():
 def test_a_device_that_was_not_read_before_is_not_released():
     assert judge_all({}, {"cuda:0": IDLE}).outcome == "unknown"
     assert judge_all({}, {"cuda:0": in_process(allocated=GIB)}).outcome == "leaked"
+
+
+# A device that other workers of the run use too
+
+
+def shared(reading):
+    return replace(reading, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param(in_child(), in_child(), ("released", ""), id="nothing"),
+        pytest.param(in_child(), in_child(others=5 * GIB), ("foreign", "other processes grew"), id="theirs"),
+        pytest.param(in_child(others=5 * GIB), in_child(), ("released", ""), id="theirs went"),
+        pytest.param(in_child(others=5 * GIB), in_child(children=GIB), ("leaked", "processes"), id="ours instead"),
+        pytest.param(in_process(), in_process(allocated=GIB, others=GIB), ("leaked", "allocator"), id="our tensors"),
+    ],
+)
+def test_on_a_shared_device_our_processes_are_judged_by_themselves(before, after, expected):
+    assert said(judge(shared(before), shared(after))) == expected
+
+
+def test_on_a_shared_device_what_no_listed_process_holds_is_nobodys():
+    after = replace(in_child(), used=in_child().used + 3 * GIB)
+    assert judge(in_child(), after).outcome == "unknown"
+    assert said(judge(shared(in_child()), shared(after))) == ("released", "")
+
+
+def test_a_shared_device_does_not_decide_where_our_processes_are_not_told_from_theirs():
+    before = replace(hidden(in_process()), context=True)
+    after = replace(hidden(in_process(children=3 * GIB)), context=True)
+    assert judge(before, after).outcome != "released"
+    verdict = judge(shared(before), shared(after))
+    assert verdict.outcome == "unknown"
+    assert "other workers of this run use the device too, and the driver lists no process of this one" in verdict.reason
+    assert judge(before, shared(after)).outcome == "unknown"
+    # Our tensors are known all the same.
+    leaked = replace(hidden(in_process(allocated=GIB)), context=True)
+    assert said(judge(shared(before), shared(leaked))) == ("leaked", "allocator")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ...devices import inventory
 from ...devices.visible import NvmlDevice, VisibleDevice, from_cuda, from_environment
 from ..reading import ProcessUse, Reading
 from .processes import process_name, users_of_driver, uses_driver
@@ -28,13 +29,18 @@ class NvmlMeter:
         module: The module ``pynvml`` (distribution ``nvidia-ml-py``); imported at the first read if None.
         deadline: Seconds after which a read counts as hung. The driver can hang for good, so that after one
             hang this meter reads nothing more in this session.
+        widened: Whether the environment may name devices beside those that CUDA sees in this process, which other
+            processes use. They are numbered after these.
     """
 
     name = "nvml"
 
-    def __init__(self, environ: Mapping[str, str], *, module: Any = None, deadline: float = 5.0) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], *, module: Any = None, deadline: float = 5.0, widened: bool = False
+    ) -> None:
         self._environ = {key: environ[key] for key in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if key in environ}
         self._module = module
+        self._widened = widened
         self._deadline = deadline
         self._hung = False
         self._failure = ""
@@ -102,36 +108,25 @@ class NvmlMeter:
             self._module = importlib.import_module("pynvml")
         self._module.nvmlInit()
         cards = range(self._module.nvmlDeviceGetCount())
-        self._inventory = tuple(self._card(index) for index in cards)
+        self._inventory = tuple(inventory.card(self._module, index, self._ask) for index in cards)
         self._cuda_devices = None
         self._pid = os.getpid()
-
-    def _card(self, index: int) -> NvmlDevice:
-        nvml = self._module
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        instances: list[str] = []
-        mode = self._ask("nvmlDeviceGetMigMode", handle)
-        if mode and mode[0] == 1:
-            for number in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-                instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-                uuid = None if instance is None else self._ask("nvmlDeviceGetUUID", instance)
-                if uuid is not None:
-                    instances.append(_text(uuid))
-        return NvmlDevice(
-            index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            model=_text(self._ask("nvmlDeviceGetName", handle) or ""),
-            instances=tuple(instances),
-        )
 
     def _visible(self) -> tuple[VisibleDevice, ...]:
         # Once CUDA is up, what it sees is fixed, and a failed kernel may make later questions fail.
         if self._cuda_devices is None and (torch := initialised_torch()) is not None:
             uuids = cuda_uuids(torch)
             self._cuda_devices = None if uuids is None else from_cuda(uuids, self._inventory)
-        if self._cuda_devices is not None:
+        if self._cuda_devices is None:
+            return from_environment(self._environ, self._inventory)
+        if not self._widened:
             return self._cuda_devices
-        return from_environment(self._environ, self._inventory)
+        seen = {device.uuid for device in self._cuda_devices}
+        more = [
+            d for d in from_environment(self._environ, self._inventory) if d.uuid is not None and d.uuid not in seen
+        ]
+        beside = tuple(VisibleDevice(number, d.uuid) for number, d in enumerate(more, start=len(seen)))
+        return self._cuda_devices + beside
 
     def _read(self, ours: frozenset[int]) -> dict[str, Reading]:
         living = users_of_driver(ours - {os.getpid()})
@@ -145,10 +140,7 @@ class NvmlMeter:
     def _read_device(self, device: VisibleDevice, ours: frozenset[int]) -> Reading:
         self._refusal = ""
         if device.uuid is None:
-            self._failure = (
-                "cards of different models are numbered by speed, so that which one is "
-                f"{device.name} is not known; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-            )
+            self._failure = f"which one is {device.name} is not known: {device.doubt}"
             return Reading(device=device.name)
         handle = self._ask("nvmlDeviceGetHandleByUUID", device.uuid)
         if handle is None:
@@ -250,10 +242,6 @@ class NvmlMeter:
             # The first one tells; those after it are of second choices.
             self._refusal = self._refusal or f"{name}: {error}"
             return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _figure(value: int | None) -> int | None:

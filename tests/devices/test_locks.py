@@ -1,0 +1,167 @@
+"""Locks that processes share: the waiting list, starts, ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+from packaging.version import Version
+
+from pytest_vllm_cleanup.devices import ports
+from pytest_vllm_cleanup.devices.board import Board
+from pytest_vllm_cleanup.devices.caches import caches_of
+from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
+from pytest_vllm_cleanup.devices.starts import StartLocks
+
+ONE, TWO = SimpleNamespace(number=1), SimpleNamespace(number=2)
+HOLDER = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from pytest_vllm_cleanup.devices import ports
+from pytest_vllm_cleanup.devices.board import Board
+from pytest_vllm_cleanup.devices.starts import StartLocks
+folder = Path(sys.argv[1])
+Board(folder).wait(["a"], exclusive=True)
+locks = StartLocks(lambda: ["b", "a"], folder)
+locks.before_build(SimpleNamespace(number=1))
+reserved = ports.reserve(folder)
+print(reserved.first, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process, which has device a alone, starts an engine on it, and has ports; with the lowest of these."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_another_process_has_is_waited_for_until_it_is_killed(other, tmp_path):
+    process, _ = other
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        time.sleep(seconds)
+
+    board = Board(tmp_path)
+    assert [claim.pid for claim in board.claims()] == [process.pid]
+    board.wait(["a"], exclusive=False, sleep=sleep)
+    assert len(sleeps) >= 3
+    assert [claim.pid for claim in board.claims()] == [os.getpid()]
+    board.leave()
+    assert board.claims() == []
+
+
+def test_who_gives_up_waiting_stands_in_nobodys_way(other, tmp_path):
+    def interrupt(_seconds):
+        raise KeyboardInterrupt
+
+    board = Board(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        board.wait(["a"], exclusive=True, sleep=interrupt)
+    assert [claim.pid for claim in board.claims()] == [other[0].pid]
+
+
+def test_a_list_that_cannot_be_read_is_begun_anew(tmp_path):
+    (tmp_path / "turns.json").write_text("[{")
+    board = Board(tmp_path)
+    board.wait(["a"], exclusive=True)
+    assert len(board.claims()) == 1
+
+
+def test_an_engine_starts_when_the_other_one_on_its_device_is_up_or_dead(other, tmp_path):
+    process, _ = other
+    elsewhere = StartLocks(lambda: ["c"], tmp_path)
+    elsewhere.before_build(ONE)
+    elsewhere.after_build(ONE)
+    started = time.monotonic()
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
+    here = StartLocks(lambda: ["a"], tmp_path)
+    here.before_build(ONE)
+    assert time.monotonic() - started > 0.25
+    here.after_build(ONE)
+    killer.wait()
+
+
+def test_an_engine_that_is_built_inside_another_one_waits_for_nobody(tmp_path):
+    locks = StartLocks(lambda: ["a", "b"], tmp_path)
+    locks.before_build(ONE)
+    locks.before_build(TWO)
+    locks.after_build(TWO)
+    locks.after_build(ONE)
+    locks.after_build(ONE)
+    locks.after_close(ONE)
+
+
+def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):
+    mine, more = ports.reserve(tmp_path), ports.reserve(tmp_path)
+    assert len({mine.first, more.first, other[1]}) == 3
+    assert all(abs(mine.first - first) >= ports.BLOCK for first in (more.first, other[1]))
+    more.release()
+    mine.release()
+
+
+def test_when_all_ranges_are_taken_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(ports, "BLOCKS", 2)
+    held = [ports.reserve(tmp_path) for _ in range(3)]
+    assert held[2] is None
+    held[0].release()
+    assert ports.reserve(tmp_path) is not None
+
+
+def test_the_variables_lead_into_the_range_and_not_where_vllm_would_look_for_ever(tmp_path):
+    reserved = ports.reserve(tmp_path)
+    names = reserved.environment(Version("0.32.0"))
+    assert sorted(names) == ["MASTER_PORT", "VLLM_DP_MASTER_PORT", "VLLM_PORT"]
+    numbers = sorted(map(int, names.values()))
+    assert reserved.first == numbers[0]
+    assert numbers[-1] + 10 < reserved.first + ports.BLOCK
+    assert "VLLM_PORT" not in reserved.environment(Version("0.17.1"))
+    assert reserved.environment(None) == names
+    assert ports.FIRST + ports.BLOCK * ports.BLOCKS < 29500
+
+
+def test_the_folder_is_this_users_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = lock_folder()
+    assert folder == lock_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(FolderError, match="set TMPDIR to another place"):
+        lock_folder()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(FolderError, match="is not a folder of this user alone"):
+        lock_folder()
+
+
+def test_a_lock_is_named_after_its_device():
+    assert file_name("start", "GPU-aaaa-1") == "start-GPU-aaaa-1.lock"
+    assert file_name("start", "MIG-GPU-a/1/0") == "start-MIG-GPU-a_1_0.lock"
+
+
+def test_caches_of_a_worker_are_below_those_that_all_would_share():
+    found = caches_of(1, {"HOME": "/home/me", "VLLM_CACHE_ROOT": "~/vllm", "TRITON_CACHE_DIR": "/fast/triton"})
+    assert found["VLLM_CACHE_ROOT"].endswith("/vllm/worker-1")
+    assert found["TRITON_CACHE_DIR"] == "/fast/triton/worker-1"
+    assert found["TORCHINDUCTOR_CACHE_DIR"].endswith("/worker-1")
+    assert caches_of(0, {"HOME": "/h", "XDG_CACHE_HOME": "/x"})["VLLM_CACHE_ROOT"] == "/x/vllm/worker-0"
+    assert caches_of(0, {"HOME": "/h"})["VLLM_CACHE_ROOT"] == "/h/.cache/vllm/worker-0"
