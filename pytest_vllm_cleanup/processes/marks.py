@@ -32,8 +32,7 @@ def marked() -> Iterator[None]:
         yield
         return
     before = environ.get(VARIABLE)
-    outer = before.split(_SEPARATOR) if before else []
-    environ[VARIABLE] = _SEPARATOR.join(dict.fromkeys([*outer, _mark_of(me)]))
+    environ[VARIABLE] = with_mark(_mark_of(me), before)
     try:
         yield
     finally:  # in the environment that was marked: a test may have put another one in its place
@@ -66,6 +65,39 @@ def started_by_me() -> frozenset[ProcessId]:
     found = below | lost | proc.descendants(lost, seen) if lost else below
     _ours, _strangers = found, frozenset(strangers)
     return found
+
+
+def carrying(mark: str, since: ProcessId) -> frozenset[ProcessId]:
+    """Return the running processes that were started with a mark of somebody's own among those of ``VARIABLE``.
+
+    Args:
+        mark: text that nobody else uses.
+        since: the first one that had it.
+    """
+    newer = (entry for entry in proc.everybody() if entry.identity.started >= since.started and not entry.dead)
+    return frozenset(entry.identity for entry in newer if _carries(entry.identity, mark))
+
+
+def with_mark(mark: str, value: str | None) -> str:
+    """Return what ``VARIABLE`` has to be for what carries a mark, beside those that are in its value."""
+    return _SEPARATOR.join(dict.fromkeys([*(value.split(_SEPARATOR) if value else []), mark]))
+
+
+def left_by(process: ProcessId) -> frozenset[ProcessId]:
+    """Return the running processes that another one has started, which may have ended, and what these have started.
+
+    They are told by descent, by the mark, or as members of the session, if that process has begun one.
+    """
+    seen = proc.everybody()
+    taken = any(entry.identity.pid == process.pid and entry.identity != process for entry in seen)
+    newer = [entry for entry in seen if entry.identity.started >= process.started and not entry.dead]
+    found = {
+        entry.identity
+        for entry in newer
+        if entry.identity != process
+        and ((entry.session == process.pid and not taken) or _carries(entry.identity, _mark_of(process)))
+    }
+    return frozenset(found) | proc.descendants({process, *found}, seen)
 
 
 def _mark_of(process: ProcessId) -> str:

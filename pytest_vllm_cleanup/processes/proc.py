@@ -31,11 +31,13 @@ class Entry:
         identity: which one.
         parent: number of its parent.
         dead: whether it is a zombie, whose memory is gone.
+        session: number of the session that it belongs to: of the process that began it.
     """
 
     identity: ProcessId
     parent: int
     dead: bool
+    session: int
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -113,4 +115,4 @@ def _entry(pid: int) -> Entry | None:
     threads, started = int(fields[15]), int(fields[17])
     # The first thread may have ended alone; the process then looks like a zombie and lives.
     dead = state.decode() in _DEAD and threads <= 1
-    return Entry(ProcessId(pid, started), int(parent), dead)
+    return Entry(ProcessId(pid, started), int(parent), dead, int(fields[1]))

@@ -44,7 +44,7 @@ def abort(processes: Iterable[ProcessId]) -> list[tuple[str, str]]:
         with suppress(OSError):
             descriptor = None if written is None else os.open(errors, os.O_RDONLY)
             try:
-                _abort(process)
+                end_by_abort(process)
                 found.append((name, _read(descriptor, written or 0)))
             finally:
                 if descriptor is not None:
@@ -52,7 +52,8 @@ def abort(processes: Iterable[ProcessId]) -> list[tuple[str, str]]:
     return found
 
 
-def _abort(process: ProcessId) -> None:
+def end_by_abort(process: ProcessId) -> None:
+    """End a process by SIGABRT and wait a moment for it; its faulthandler, if enabled, prints its stacks."""
     with suppress(OSError, ValueError):
         resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))  # no memory image of a whole engine on the disk
     reap.send(process, signal.SIGABRT)

@@ -1,0 +1,205 @@
+"""Functions, arguments and results on their way between two processes: pickled into files that are memory.
+
+A file takes any size at once, so neither side waits for the other one, and nothing is written to a disk. Big objects
+go there without a copy in between. Big arrays of a result stay there: the caller's arrays are the file itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import mmap
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import IO, Any
+
+import cloudpickle
+
+from pytest_vllm_cleanup.isolation.importable import is_importable
+
+Names = dict[str, frozenset[str]]
+"""Classes and functions of a process: for each module, names in it."""
+
+Places = Sequence[tuple[int, int]]
+"""First byte of each buffer in a file, and the first one after it."""
+
+_BIG = 2**20  # bytes
+_ALIGNMENT = 64  # bytes, as numpy's own memory has it
+_CLOSE_ON_EXEC = 1  # MFD_CLOEXEC of memfd_create(2)
+_OUTCOMES = "_pytest.outcomes"
+_ON_HOST = ("cpu", "meta")
+_BY_NAME = (type, FunctionType)
+_lock = threading.RLock()  # what cloudpickle takes by value is a setting of the whole process
+_origin: dict[tuple[str, str], Any] = {}
+
+
+class DeviceTensorError(TypeError):
+    """A tensor would make a CUDA context where it is loaded."""
+
+
+def memory_file() -> IO[bytes]:
+    """Return a new file in memory. It is not limited by the size of ``/dev/shm``."""
+    return open(_memory_descriptor(), "w+b")
+
+
+def pack(file: IO[bytes], value: Any) -> Names:
+    """Write a value for a fresh process.
+
+    Functions and classes that it cannot import go by value: those of ``__main__`` and notebooks, local ones, and those
+    of modules that only this process could import.
+
+    Returns:
+        what of this process's own goes by value, and need not come back so.
+
+    Raises:
+        Exception: the value cannot be pickled.
+    """
+    with _lock:
+        packer = _Packer(file)
+        try:
+            packer.dump(value)
+        finally:
+            packer.restore()
+    file.flush()
+    return {name: _defined_in(name) for name in ("__main__", *packer.by_value)}
+
+
+def pack_answer(file: IO[bytes], value: Any, known: Names) -> Places:
+    """Write a value for the process that ``pack`` was called in.
+
+    Args:
+        file: where to.
+        value: what to write.
+        known: what that process has itself: goes by name, so that it is the same class there.
+
+    Returns:
+        where its big buffers are.
+
+    Raises:
+        DeviceTensorError: there is a tensor on a device in it.
+        Exception: the value cannot be pickled.
+    """
+    packer = _AnswerPacker(file, known)
+    packer.dump(value)
+    places = []
+    for buffer in packer.big:
+        start = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+        places.append((start, start + file.write(buffer)))
+    file.flush()
+    return places
+
+
+def unpack(file: IO[bytes], places: Places = ()) -> Any:
+    """Read the next value.
+
+    Args:
+        file: where from.
+        places: what ``pack_answer`` returned.
+    """
+    if not places:
+        return pickle.load(file)
+    # A change of an array is this process's own: not even a fork of it sees it.
+    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return pickle.load(file, buffers=[mapped[start:end] for start, end in places])
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, protocol=5)
+        self.by_value: list[str] = []
+        self._importable: dict[str, bool] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is CodeType:  # cloudpickle drops the file, without which a traceback shows no source
+            return _with_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
+        if issubclass(kind, ModuleType):
+            self._look_at(obj)
+        elif issubclass(kind, _BY_NAME):
+            module = sys.modules.get(obj.__module__) if isinstance(obj.__module__, str) else None
+            if module is not None:
+                self._look_at(module)
+        return super().reducer_override(obj)
+
+    def restore(self) -> None:
+        """Leave the settings of cloudpickle as they were."""
+        for name in self.by_value:
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])
+
+    def _look_at(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name in self._importable or sys.modules.get(name) is not module:
+            return
+        self._importable[name] = name == "__main__" or is_importable(module)
+        if not self._importable[name] and name not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
+            self.by_value.append(name)
+
+
+class _AnswerPacker(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: IO[bytes], known: Names) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep)
+        self.big: list[memoryview] = []
+        self._known = known
+        torch = sys.modules.get("torch")
+        kinds = (getattr(torch, "Tensor", None), getattr(torch, "UntypedStorage", None))
+        self._tensors = tuple(kind for kind in kinds if kind is not None)
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if issubclass(kind, _BY_NAME):
+            name = obj.__qualname__
+            if name.partition(".")[0] in self._known.get(obj.__module__, ()) and "<locals>" not in name:
+                _origin[obj.__module__, name] = obj
+                return _there, (obj.__module__, name)
+            if getattr(sys.modules.get(_OUTCOMES), name, None) is obj:  # they claim to be Python's own
+                return _there, (_OUTCOMES, name)
+        elif issubclass(kind, self._tensors) and obj.device.type not in _ON_HOST:
+            raise DeviceTensorError(f"there is a tensor on {obj.device} in it")
+        return super().reducer_override(obj)
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Leave a big buffer for later. Return whether it has to go where it is in the value."""
+        raw = buffer.raw()
+        if raw.nbytes < _BIG:
+            return True
+        self.big.append(raw)
+        return False
+
+
+def _with_file(name: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    return make(*arguments).replace(co_filename=name)
+
+
+def _there(module: str, name: str) -> Any:
+    """Return a class or function of the process where this is loaded."""
+    if (module, name) in _origin:  # here it was written, and is only tried
+        return _origin[module, name]
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _defined_in(module: str) -> frozenset[str]:
+    def is_its_own(name: str, value: Any) -> bool:
+        return issubclass(type(value), _BY_NAME) and (value.__module__, value.__qualname__) == (module, name)
+
+    found = vars(sys.modules[module]) if module in sys.modules else {}
+    return frozenset(name for name, value in list(found.items()) if is_its_own(name, value))
+
+
+def _memory_descriptor() -> int:
+    create: Callable[[str], int] | None = getattr(os, "memfd_create", None)
+    if create is not None:
+        return create("pytest-vllm-cleanup")
+    # A Python that was built on a system older than the one it runs on, as those that installers bring are.
+    library = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = library.memfd_create(b"pytest-vllm-cleanup", _CLOSE_ON_EXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor

@@ -1,0 +1,178 @@
+"""One call of a function in a fresh process, from its start until nothing of it is left."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.isolation import cargo
+from pytest_vllm_cleanup.isolation.endings import ended
+from pytest_vllm_cleanup.isolation.errors import IsolatedProcessError, IsolatedTimeoutError
+from pytest_vllm_cleanup.isolation.process import FreshProcess
+from pytest_vllm_cleanup.processes import marks, proc, reap
+from pytest_vllm_cleanup.processes.proc import ProcessId
+
+_CLOSING = 120.0  # seconds to close engines; closing one has limits of its own
+_EXIT = 15.0  # seconds to exit after that
+_FAREWELL = 15.0  # seconds to close engines after Ctrl-C
+_GRACE = 5.0  # seconds after SIGTERM, and again after SIGKILL
+_HELPERS = 2.0  # seconds for Python's own helper processes, which end by themselves
+_DRIVER = 10.0  # seconds for the driver to drop processes that are gone
+
+_ADVICE = {
+    signal.SIGKILL: "Nobody else having sent it, the system was out of memory: see its log, and the container's limit",
+    signal.SIGTERM: "Somebody has asked it to end",
+}
+_CRASHED = "Native code has crashed; the stacks tell where it was called"
+
+
+class Errand:
+    """Has a function called in a process of its own, and leaves nothing of it behind, however that ends.
+
+    Args:
+        name: what is called, for messages.
+        environ: the environment of the process.
+        streams: descriptors for its standard output and error.
+
+    Attributes:
+        notes: what went wrong after the function had returned, one sentence each.
+        places: where the answer has its big buffers.
+    """
+
+    def __init__(self, name: str, environ: Mapping[str, str], streams: tuple[int, int]) -> None:
+        self.notes: list[str] = []
+        self.places: cargo.Places = ()
+        self._name = name
+        self._mark = f"isolated-{secrets.token_hex(8)}"
+        mark = marks.with_mark(self._mark, environ.get(marks.VARIABLE))
+        self._process = FreshProcess(shared_output=True, environ={**environ, marks.VARIABLE: mark}, streams=streams)
+        self._first = proc.identify(self._process.pid)
+        self._seen: frozenset[ProcessId] = frozenset()
+        self._started = False
+        self._listed = False
+
+    def carry_out(self, order: dict[str, Any], descriptors: Sequence[int], limit: float | None) -> None:
+        """Give the order, and wait until it is done and nothing runs any more.
+
+        Args:
+            order: for ``callee.run_function``.
+            descriptors: the files of the call and of the answer.
+            limit: seconds for the function.
+
+        Raises:
+            IsolatedProcessError: the process ended without an answer.
+            IsolatedTimeoutError: there was none in time.
+            BaseException: this was interrupted; nothing runs any more in this case either.
+        """
+        try:
+            deadline = None if limit is None else time.monotonic() + limit
+            self._process.send("function", {**order, "environ": self._process.environ}, descriptors)
+            self._wait_for_answer(deadline, limit)
+            self._wait_for_end()
+        except IsolatedProcessError:
+            raise
+        except BaseException:
+            if self._started:
+                self._interrupt()
+            raise
+        finally:
+            self._leave_nothing()
+
+    def _wait_for_answer(self, deadline: float | None, limit: float | None) -> None:
+        name, data = "", ()
+        while name != "answered":
+            try:
+                message = self._process.receive(deadline)
+            except TimeoutError:
+                self._look()
+                stacks = self._process.abort()
+                raise IsolatedTimeoutError(
+                    f"{self._name}: it had not returned after {limit:g} s; its process, and all that it had started, "
+                    "was ended. Give it more time with timeout=, or look where it hangs",
+                    self._process.returncode,
+                    stacks,
+                ) from None
+            if message is None:
+                raise self._died()
+            name, data = message
+            self._started = True
+        self.places = data
+
+    def _wait_for_end(self) -> None:
+        self._look()
+        limit, what, doing = _CLOSING, "close its engines", "closed its engines"
+        try:
+            while (message := self._process.receive(time.monotonic() + limit)) is not None:
+                self.notes += [f"closing an engine: {error}" for error in message[1]]
+                limit, what, doing = _EXIT, "exit", "exited"
+        except TimeoutError:
+            stacks = self._process.abort()
+            self.notes.append(f"its process did not {what} within {limit:g} s of its result and was ended\n{stacks}")
+            return
+        code = self._process.returncode or 0
+        if code < 0 or (code > 0 and what != "exit"):
+            self.notes.append(f"its process {ended(code)} while it {doing}\n{self._process.stacks()}")
+
+    def _look(self) -> None:
+        """See what the process has started, while it lives; and whether the driver lists them."""
+        from pytest_vllm_cleanup.engines import measure  # takes a while, in which the process starts
+
+        self._process.look()
+        with guarded("asking the driver for processes"):
+            self._listed = measure.lists(self._process.processes())
+
+    def _died(self) -> IsolatedProcessError:
+        code, stacks = self._process.returncode, self._process.stacks()
+        if code is not None and code < 0:
+            advice = _ADVICE.get(signal.Signals(-code), _CRASHED if stacks else "")
+        else:
+            advice = "The function, or something that it called, has ended it (os._exit); its output tells more"
+        fate = f"its process {ended(code)} before the function had returned"
+        return IsolatedProcessError(f"{self._name}: {fate}. {advice}".rstrip(". "), code, stacks)
+
+    def _leave_nothing(self) -> None:
+        try:
+            self._process.end()
+            self._end_strays()
+            self._wait_for_driver()
+        except BaseException:  # a second Ctrl-C: no more waiting
+            self._kill()
+            raise
+        finally:
+            self._process.close()
+
+    def _interrupt(self) -> None:
+        try:
+            self._process.interrupt(_FAREWELL)
+        except BaseException:  # likewise
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        reap.send_all(self._process.processes() | self._strays(), signal.SIGKILL)
+
+    def _end_strays(self) -> None:
+        """End what is nobody's child, since whoever started it has ended; it is known by the mark of this errand."""
+        self._seen = self._process.processes() | self._strays()
+        family = reap.Family(self._seen)
+        if family() and family.terminate(_GRACE):
+            reap.send_all(family(), signal.SIGKILL)
+            reap.wait(family, _GRACE)
+        if reap.wait(self._strays, _HELPERS):
+            reap.send_all(self._strays(), signal.SIGKILL)
+            reap.wait(self._strays, _GRACE)
+
+    def _wait_for_driver(self) -> None:
+        from pytest_vllm_cleanup.engines import measure
+
+        try:
+            measure.wait_until_dropped(self._seen, self._listed, _DRIVER)
+        except TimeoutError as problem:
+            self.notes.append(str(problem))
+
+    def _strays(self) -> frozenset[ProcessId]:
+        return frozenset() if self._first is None else marks.carrying(self._mark, self._first)
