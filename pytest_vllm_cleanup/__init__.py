@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     )
     from pytest_vllm_cleanup.engines.registry import CloseReport
     from pytest_vllm_cleanup.guard import VllmCleanupWarning
+    from pytest_vllm_cleanup.isolation.call import run_isolated
+    from pytest_vllm_cleanup.isolation.errors import IsolatedProcessError, IsolatedTimeoutError
     from pytest_vllm_cleanup.runners.vllm_runner import VllmRunner
 
 # Imported on first use: loading the plugin must cost a test run next to nothing.
@@ -40,6 +42,8 @@ _HOMES = {
     "EngineStartTimeoutError": "engines.errors",
     "GpuMemory": "checks.peak",
     "GpuMemoryLeakError": "checks.context",
+    "IsolatedProcessError": "isolation.errors",
+    "IsolatedTimeoutError": "isolation.errors",
     "Leak": "checks.quarantine",
     "ModelDoesNotFitError": "engines.errors",
     "UnsupportedVllmError": "engines.errors",
@@ -47,6 +51,7 @@ _HOMES = {
     "VllmRunner": "runners.vllm_runner",
     "assert_gpu_released": "checks.context",
     "close_engine": "engines.close",
+    "run_isolated": "isolation.call",
     "vllm_engine": "engines.close",
 }
 
@@ -58,6 +63,8 @@ __all__ = [
     "EngineStartTimeoutError",
     "GpuMemory",
     "GpuMemoryLeakError",
+    "IsolatedProcessError",
+    "IsolatedTimeoutError",
     "Leak",
     "ModelDoesNotFitError",
     "UnsupportedVllmError",
@@ -65,6 +72,7 @@ __all__ = [
     "VllmRunner",
     "assert_gpu_released",
     "close_engine",
+    "run_isolated",
     "vllm_engine",
 ]
 

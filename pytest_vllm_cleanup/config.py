@@ -12,7 +12,10 @@ import pytest
 T = TypeVar("T")
 
 CHECKS = ("marked", "all", "off")
-ON_LEAK = ("fail", "quarantine", "exit")
+ON_LEAK = ("fail", "quarantine", "exit", "restart")
+GPUS = ("auto", "off")
+CACHES = ("shared", "worker")
+ISOLATE = ("marked", "all", "leaky", "off")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
 
@@ -32,7 +35,14 @@ class Settings:
             runner's own default.
         record: whether torch notes down where GPU memory is allocated, so that a leak's report can tell.
         on_leak: what a leak does that stays, beside failing its test: nothing ("fail"), refuse engines that cannot
-            start because of it ("quarantine"), or end the run ("exit").
+            start because of it ("quarantine"), end the run ("exit"), or replace the worker of pytest-xdist ("restart").
+        isolate: which tests run in a process of their own: those with the marker, all, those with the marker and
+            those that leaked in an earlier run ("leaky"), or none.
+        isolate_timeout: how long such a process may take, in seconds; None: any time.
+        isolate_warm: whether the next such process is started ahead, and imports torch and vLLM meanwhile.
+        gpus: whether each worker of pytest-xdist gets a GPU of its own ("auto", and always with ``-n gpu``).
+        workers_per_gpu: how many workers ``-n gpu`` and ``-n auto`` start for each GPU.
+        caches: whether workers share the caches of compiled code, or each has its own ("worker").
     """
 
     check: str = "marked"
@@ -42,6 +52,12 @@ class Settings:
     start_timeout: float | None = None
     record: bool = False
     on_leak: str = "quarantine"
+    isolate: str = "marked"
+    isolate_timeout: float | None = None
+    isolate_warm: bool = False
+    gpus: str = "off"
+    workers_per_gpu: int = 1
+    caches: str = "shared"
 
     def header(self) -> str:
         """Return the settings that differ from the default, for the report header; "" if none does."""
@@ -62,6 +78,18 @@ class Settings:
             parts.append("record")
         if self.on_leak != "quarantine":
             parts.append(f"on-leak={self.on_leak}")
+        if self.isolate != "marked":
+            parts.append(f"isolate={self.isolate}")
+        if self.isolate_timeout is not None:
+            parts.append(f"isolate-timeout={self.isolate_timeout:g}s")
+        if self.isolate_warm:
+            parts.append("isolate-warm")
+        if self.gpus != "off":
+            parts.append(f"gpus={self.gpus}")
+        if self.workers_per_gpu != 1:
+            parts.append(f"workers-per-gpu={self.workers_per_gpu}")
+        if self.caches != "shared":
+            parts.append(f"caches={self.caches}")
         return f"vllm-cleanup: {', '.join(parts)}" if parts else ""
 
 
@@ -73,6 +101,29 @@ def parse_check(value: object) -> str:
 def parse_on_leak(value: object) -> str:
     """Return what a leak does that stays. Raises ``ValueError`` naming the valid values."""
     return _one_of(ON_LEAK, value)
+
+
+def parse_isolate(value: object) -> str:
+    """Return which tests run in a process of their own. Raises ``ValueError`` naming the valid values."""
+    return _one_of(ISOLATE, value)
+
+
+def parse_gpus(value: object) -> str:
+    """Return whether workers get GPUs of their own. Raises ``ValueError`` naming the valid values."""
+    return _one_of(GPUS, value)
+
+
+def parse_caches(value: object) -> str:
+    """Return who shares caches of compiled code. Raises ``ValueError`` naming the valid values."""
+    return _one_of(CACHES, value)
+
+
+def parse_count(value: object) -> int:
+    """Return a number of at least 1. Raises ``ValueError`` for anything else."""
+    text = str(value).strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"expected a number from 1 on, got {value!r}")
+    return int(text)
 
 
 def _one_of(values: tuple[str, ...], value: object) -> str:
@@ -122,16 +173,22 @@ def add_options(parser: pytest.Parser) -> None:
         ("tolerance", "SIZE", "memory that may stay, such as '8 MiB' (default: by meter)"),
         ("timeout", "SECONDS", f"how long to wait for memory to come back (default: {DEFAULT_TIMEOUT:g} s)"),
         ("start-timeout", "SECONDS", "how long an engine may take to start, 0: any time (default: 30 min)"),
-        ("on-leak", "{fail,quarantine,exit}", "what a leak does beside failing its test (default: quarantine)"),
+        ("on-leak", "{fail,quarantine,exit,restart}", "what a leak does beside failing its test (default: quarantine)"),
+        ("isolate", "{marked,all,leaky,off}", "which tests run in a process of their own (default: marked)"),
+        ("isolate-timeout", "SECONDS", "how long such a process may take (default: any time)"),
+        ("gpus", "{auto,off}", "give each worker of pytest-xdist a GPU of its own (default: off, auto with -n gpu)"),
+        ("workers-per-gpu", "NUMBER", "how many workers -n gpu and -n auto start for each GPU (default: 1)"),
+        ("caches", "{shared,worker}", "who shares caches of compiled code under pytest-xdist (default: shared)"),
     ):
         group.addoption(f"--vllm-cleanup-{name}", metavar=metavar, default=None, help=text)
         parser.addini(f"vllm_cleanup_{name.replace('-', '_')}", text, default=None)
     for name, text in (
         ("strict", "fail tests whose GPU memory cannot be measured"),
         ("record", "note down where GPU memory is allocated, for the report of a leak"),
+        ("isolate-warm", "start the process of the next isolated test ahead, and import torch and vLLM in it"),
     ):
         group.addoption(f"--vllm-cleanup-{name}", action="store_true", default=None, help=text)
-        parser.addini(f"vllm_cleanup_{name}", text, default=None)
+        parser.addini(f"vllm_cleanup_{name.replace('-', '_')}", text, default=None)
 
 
 def load(config: pytest.Config) -> Settings:
@@ -148,7 +205,21 @@ def load(config: pytest.Config) -> Settings:
         start_timeout=_setting(config, "start_timeout", parse_timeout, None),
         record=_setting(config, "record", parse_flag, False),
         on_leak=_setting(config, "on_leak", parse_on_leak, "quarantine"),
+        isolate=_setting(config, "isolate", parse_isolate, "marked"),
+        isolate_timeout=_setting(config, "isolate_timeout", parse_timeout, None),
+        isolate_warm=_setting(config, "isolate_warm", parse_flag, False),
+        gpus=_setting(config, "gpus", parse_gpus, "off"),
+        workers_per_gpu=_setting(config, "workers_per_gpu", parse_count, 1),
+        caches=_setting(config, "caches", parse_caches, "shared"),
     )
+
+
+def gpus_of(config: pytest.Config) -> tuple[str | None, int]:
+    """Return whether workers get GPUs, None if nothing says so, and how many workers each GPU has.
+
+    For pytest-xdist, which asks before the run is configured. Raises ``pytest.UsageError``.
+    """
+    return _setting(config, "gpus", parse_gpus, None), _setting(config, "workers_per_gpu", parse_count, 1)
 
 
 def _setting(config: pytest.Config, name: str, parse: Callable[[Any], T], default: T) -> T:

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_vllm_cleanup.checks.peak import GpuMemory
+    from pytest_vllm_cleanup.devices import VisibleDevice
     from pytest_vllm_cleanup.runners.factory import RunnerFactory
 
 ENGINE_FIXTURES = frozenset({"vllm_runner", "vllm_runner_factory"})
@@ -24,9 +25,10 @@ def vllm_runner(request: pytest.FixtureRequest) -> Iterator[RunnerFactory]:
     """
     from pytest_vllm_cleanup.monitor import activate
     from pytest_vllm_cleanup.runners.factory import RunnerFactory
+    from pytest_vllm_cleanup.workers import starting
 
     monitor = activate(request.config)
-    factory = RunnerFactory(start_timeout=monitor.settings.start_timeout)
+    factory = RunnerFactory(start_timeout=monitor.settings.start_timeout, defaults=starting.share)
     yield factory
     factory.close()
 
@@ -39,9 +41,12 @@ def vllm_runner_factory(request: pytest.FixtureRequest) -> Iterator[RunnerFactor
     """
     from pytest_vllm_cleanup.monitor import activate
     from pytest_vllm_cleanup.runners.factory import RunnerFactory
+    from pytest_vllm_cleanup.workers import starting
 
     monitor = activate(request.config)
-    factory = RunnerFactory(monitor.add_finalizer, start_timeout=monitor.settings.start_timeout)
+    factory = RunnerFactory(
+        monitor.add_finalizer, start_timeout=monitor.settings.start_timeout, defaults=starting.share
+    )
     yield factory
     factory.close()
 
@@ -53,6 +58,14 @@ def gpu_memory() -> Iterator[GpuMemory]:
 
     with GpuMemory() as memory:
         yield memory
+
+
+@pytest.fixture
+def gpu_devices(request: pytest.FixtureRequest) -> tuple[VisibleDevice, ...]:
+    """Return the devices of the test: as many as ``@pytest.mark.gpus(n)`` says, else all that are visible to it."""
+    from pytest_vllm_cleanup.workers import turn
+
+    return turn.activate(request.config).given(request.node)
 
 
 @pytest.fixture

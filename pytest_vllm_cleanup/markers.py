@@ -35,6 +35,19 @@ class Requirement:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Isolated:
+    """How a test is to run in a process of its own.
+
+    Attributes:
+        timeout: seconds that the process has, its start included; None where the settings of the run decide.
+        reason: why the test is isolated.
+    """
+
+    timeout: float | None = None
+    reason: str | None = None
+
+
 def gpu_released(
     tolerance: int | str | None = None,
     timeout: float | str | None = None,
@@ -50,29 +63,54 @@ def gpu_released(
     """
     if not isinstance(check, bool):
         raise MarkerError(f"check={check!r}: expected True or False")
-    if reason is not None and not isinstance(reason, str):
-        raise MarkerError(f"reason={reason!r}: expected text")
     return Requirement(
         tolerance=None if tolerance is None else _parsed("tolerance", config.parse_tolerance, tolerance),
         timeout=None if timeout is None else _parsed("timeout", config.parse_timeout, timeout),
         devices=None if devices is None else _parsed("devices", config.parse_devices, devices),
         check=check,
-        reason=reason,
+        reason=_text("reason", reason),
     )
+
+
+def vllm_isolated(timeout: float | str | None = None, reason: str | None = None) -> Isolated:
+    """Run the test, with its fixtures, in a fresh Python process that ends with it.
+
+    timeout: how long the process may take, its start included, in seconds or as text ("10 min"); then it and its
+    engines are ended. reason: why the test is isolated.
+    """
+    return Isolated(
+        timeout=None if timeout is None else _parsed("timeout", config.parse_timeout, timeout),
+        reason=_text("reason", reason),
+    )
+
+
+def gpus(n: int) -> int:
+    """Give the test n GPUs, and skip it where there are fewer.
+
+    Under pytest-xdist with a GPU for each worker, a test with n > 1 takes others beside its worker's own, alone: it
+    waits until no other test is on them. The fixture gpu_devices has what the test got.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise MarkerError(f"n={n!r}: expected a number from 1 on")
+    return n
 
 
 MARKERS: dict[str, Callable[..., Requirement]] = {
     "gpu_released": gpu_released,
     "assert_gpu_released": gpu_released,
 }
+ISOLATED = "vllm_isolated"
+GPUS = "gpus"
+ALL: dict[str, Callable[..., Any]] = {**MARKERS, ISOLATED: vllm_isolated, GPUS: gpus}
 
 
 def descriptions() -> list[str]:
     """Return the markers as ``pytest --markers`` shows them."""
     lines = []
-    for name, marker in MARKERS.items():
+    for name, marker in ALL.items():
         parameters = ", ".join(
-            f"{parameter.name}={parameter.default!r}" for parameter in inspect.signature(marker).parameters.values()
+            parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+            for parameter in inspect.signature(marker).parameters.values()
         )
         text = " ".join((marker.__doc__ or "").split())
         lines.append(f"{name}({parameters}): {text if marker.__name__ == name else f'alias of {marker.__name__}.'}")
@@ -88,6 +126,19 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
     # iter_markers goes from the closest outwards; the two names are one marker, so the first in that order counts.
     marks = [mark for mark in item.iter_markers() if mark.name in MARKERS]
     return evaluate(marks[0]) if marks else None
+
+
+def isolated_of(item: pytest.Item) -> Isolated | None:
+    """Return how the closest marker asks for a test to be isolated, None if it has none. Raises ``MarkerError``."""
+    mark = item.get_closest_marker(ISOLATED)
+    return None if mark is None else evaluate(mark)
+
+
+def gpus_of(item: pytest.Item) -> int | None:
+    """Return how many devices the closest marker asks for, None if it has none. Raises ``MarkerError``."""
+    mark = item.get_closest_marker(GPUS)
+    wanted: int | None = None if mark is None else evaluate(mark)
+    return wanted
 
 
 def required_of(item: pytest.Item, check: str) -> Requirement | None:
@@ -108,9 +159,9 @@ def required_of(item: pytest.Item, check: str) -> Requirement | None:
     return requirement if requirement is not None and requirement.check else None
 
 
-def evaluate(mark: pytest.Mark) -> Requirement:
+def evaluate(mark: pytest.Mark) -> Any:
     """Turn one marker into what it asks for. Raises ``MarkerError``."""
-    marker = MARKERS[mark.name]
+    marker = ALL[mark.name]
     try:
         return marker(*mark.args, **mark.kwargs)
     except TypeError:
@@ -126,3 +177,9 @@ def _parsed(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
         return parse(value)
     except (ValueError, TypeError) as problem:
         raise MarkerError(f"{name}: {problem}") from None
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise MarkerError(f"{name}={value!r}: expected text")
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from weakref import WeakSet
 
 import pytest
 
@@ -26,6 +27,7 @@ from pytest_vllm_cleanup.report import payload, recording, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
 from pytest_vllm_cleanup.scopes import WiderFixtures
 from pytest_vllm_cleanup.stash import SETTINGS
+from pytest_vllm_cleanup.workers import starting, worker
 
 NAME = "vllm_cleanup_monitor"
 _RESULT = pytest.StashKey[Result]()
@@ -56,9 +58,11 @@ class Monitor:
         self._wider = WiderFixtures(measured=self.settings.check != "off")
         self._released: list[references.Released] = []
         self._late: list[Callable[[], None]] = []
+        self._over: WeakSet[pytest.Item] = WeakSet()
         instrument.install()
         self._gate = Gate(refuse=self.settings.on_leak == "quarantine")
         self._gate.install()
+        self._starts = starting.install()
         if self.settings.record:
             allocations.start_recording()
         self._owner_outside = registry.owner
@@ -72,6 +76,7 @@ class Monitor:
             self._mark.close()
         registry.owner = self._owner_outside  # this run may be one inside another, of a test of a plugin
         self._gate.uninstall()
+        self._starts()
         if self.settings.record:
             allocations.stop_recording()
 
@@ -151,6 +156,7 @@ class Monitor:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._item, self._phase = item, "setup"  # until the next phase
         self._wider.ended.clear()
+        self._over.discard(item)  # a plugin may repeat it
         problem = self._begin(item)
         if problem is not None:
             pytest.fail(problem, pytrace=False)
@@ -193,12 +199,12 @@ class Monitor:
                 item.stash[_ERRORS] += references.take_unreported(item)
             with self._running(item, "teardown"):
                 self._finish(item)
+            self._over.add(item)
             result = item.stash.get(_RESULT, None)
             if result is not None:
                 del item.stash[_RESULT]
                 with guarded(f"reporting {item.nodeid}"):
-                    report.user_properties = list(item.user_properties)
-                    payload.attach(report, result, error)
+                    payload.attach(report, result, error, item.user_properties)
         return report
 
     def _begin(self, item: pytest.Item) -> str | None:
@@ -261,7 +267,9 @@ class Monitor:
                 with guarded(f"remembering the result of {item.nodeid}"):
                     payload.record_properties(item, noted)
                     leaks = self._gate.leaked(item.nodeid, noted) if noted.leaked else []
-        announce(item, leaks, end_the_run=self.settings.on_leak == "exit")  # a user's hook may end the run
+        restart = partial(worker.ask_for_restart, item.session) if self.settings.on_leak == "restart" else None
+        # A user's hook may end the run.
+        announce(item, leaks, end_the_run=self.settings.on_leak == "exit", restart=restart)
         return result
 
     def _note(self, item: pytest.Item, result: Result) -> None:
@@ -272,6 +280,8 @@ class Monitor:
     def _let_go(self, item: pytest.Item, *, torn_down: bool = False) -> None:
         """Let go of what pytest keeps of a test. The reports of what has failed so far are made."""
         if not self._debugging and not references.unreported(item):
+            references.release_instances(self._over)
+            self._over.clear()
             self._released.append(references.release(item, item.stash[_ERRORS]))
             item.stash[_ERRORS].clear()
             if torn_down:

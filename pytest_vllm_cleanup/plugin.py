@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from types import ModuleType
+from typing import Any
+
 import pytest
 
 from pytest_vllm_cleanup import config as settings
@@ -9,6 +13,7 @@ from pytest_vllm_cleanup import hookspecs, markers
 from pytest_vllm_cleanup.fixtures import (
     ENGINE_FIXTURES,
     assert_gpu_released,
+    gpu_devices,
     gpu_memory,
     vllm_runner,
     vllm_runner_factory,
@@ -16,7 +21,7 @@ from pytest_vllm_cleanup.fixtures import (
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.stash import SETTINGS
 
-__all__ = ["assert_gpu_released", "gpu_memory", "vllm_runner", "vllm_runner_factory"]
+__all__ = ["assert_gpu_released", "gpu_devices", "gpu_memory", "vllm_runner", "vllm_runner_factory"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,10 +43,51 @@ def pytest_configure(config: pytest.Config) -> None:
     with guarded("describing the markers"):
         for line in markers.descriptions():
             config.addinivalue_line("markers", line)
+    _tie_workers(config)
     # The controller of pytest-xdist collects nothing, so it cannot know whether a leak will be reported to it.
     if config.getoption("dist", "no") != "no":
         with guarded("preparing the report of leaks"):
             _show_leaks(config)
+
+
+def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager) -> None:
+    """Add ``-n gpu`` to pytest-xdist, which may be loaded before or after this plugin."""
+    if isinstance(plugin, ModuleType) and plugin.__name__ == "xdist.plugin":
+        with guarded("offering -n gpu"):
+            from pytest_vllm_cleanup.workers.number import Number, accept_gpu
+
+            config: Any = manager.get_plugin("pytestconfig")
+            accept_gpu(config._parser)
+            manager.register(Number())
+
+
+def _tie_workers(config: pytest.Config) -> None:
+    """Have the workers of pytest-xdist know about devices, as far as the settings say so."""
+    chosen = config.stash[SETTINGS]
+    if config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
+        return  # its parent has done all that
+    if hasattr(config, "workerinput"):
+        with guarded("preparing this worker"):
+            from pytest_vllm_cleanup.workers import worker
+
+            config.pluginmanager.register(worker.Worker(config), worker.NAME)
+    elif config.getoption("dist", "no") != "no":
+        if chosen.on_leak == "restart":
+            from pytest_vllm_cleanup.workers import restarts
+
+            restarts.require_xdist()
+        with guarded("preparing the workers"):
+            if chosen.gpus == "auto":
+                from pytest_vllm_cleanup.workers import controller
+
+                config.pluginmanager.register(controller.Controller(config), controller.NAME)
+            if chosen.on_leak == "restart":
+                config.pluginmanager.register(restarts.Restarts(config), restarts.NAME)
+    elif chosen.on_leak == "restart":
+        raise pytest.UsageError(
+            "--vllm-cleanup-on-leak=restart replaces a worker of pytest-xdist, and there are none: run with -n gpu or "
+            "-n NUMBER, or use quarantine, fail or exit"
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -60,34 +106,66 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
             activate(session.config)
             _show_leaks(session.config)
+    _take_turns(session)
+    _isolate(session)
+
+
+def _take_turns(session: pytest.Session) -> None:
+    """Give devices to the tests that ask for several, if there are such tests."""
+    if _has_marker(session.items, (markers.GPUS,)):
+        with guarded("giving devices to tests"):
+            from pytest_vllm_cleanup.workers import turn
+
+            turn.activate(session.config).watch(session.items)
+
+
+def _isolate(session: pytest.Session) -> None:
+    """Have the isolated tests, if there are any, run in processes of their own."""
+    config, wanted = session.config, session.config.stash[SETTINGS].isolate
+    if wanted == "off" or not session.items or config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
+        return
+    if wanted == "marked" and not _has_marker(session.items, (markers.ISOLATED,)):
+        return
+    from pytest_vllm_cleanup.isolation import isolator
+
+    try:
+        if isolator.activate(config, session.items):
+            _show_leaks(config)
+    except pytest.UsageError:
+        raise  # an option that cannot work is the user's business
+    except Exception as problem:
+        warn("preparing isolated tests", problem)
+
+
+def _has_marker(items: list[pytest.Item], names: Container[str]) -> bool:
+    # Suites of many thousand tests pass here: parents are looked at once, not once for each of their tests.
+    seen: dict[object, bool] = {}
+    return any(_is_marked(item, names) or _has_marked_parent(item, names, seen) for item in items)
 
 
 def _anything_for_us(items: list[pytest.Item]) -> bool:
-    # Suites of many thousand tests pass here: parents are looked at once, not once for each of their tests.
-    seen: dict[object, bool] = {}
-    return any(
-        _is_marked(item)
-        or _has_marked_parent(item, seen)
-        or not ENGINE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-        for item in items
+    return _has_marker(items, markers.MARKERS) or any(
+        not ENGINE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) for item in items
     )
 
 
-def _is_marked(node: pytest.Item | pytest.Collector) -> bool:
-    return any(mark.name in markers.MARKERS for mark in node.own_markers)
+def _is_marked(node: pytest.Item | pytest.Collector, names: Container[str]) -> bool:
+    return any(mark.name in names for mark in node.own_markers)
 
 
-def _has_marked_parent(node: pytest.Item | pytest.Collector, seen: dict[object, bool]) -> bool:
+def _has_marked_parent(node: pytest.Item | pytest.Collector, names: Container[str], seen: dict[object, bool]) -> bool:
     parent = node.parent
     if not isinstance(parent, pytest.Collector):
         return False
     if parent not in seen:
-        seen[parent] = _is_marked(parent) or _has_marked_parent(parent, seen)
+        seen[parent] = _is_marked(parent, names) or _has_marked_parent(parent, names, seen)
     return seen[parent]
 
 
 def _show_leaks(config: pytest.Config) -> None:
+    from pytest_vllm_cleanup.isolation import remembered
     from pytest_vllm_cleanup.report import terminal
 
     if not config.pluginmanager.has_plugin(terminal.NAME):
         config.pluginmanager.register(terminal.Terminal(), terminal.NAME)
+        config.pluginmanager.register(remembered.Remembered(config), remembered.NAME)

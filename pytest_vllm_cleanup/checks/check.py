@@ -125,6 +125,7 @@ class ReleaseCheck:
             trend=settled.trend,
             rate=settled.rate * _GRAIN,
             stood=settled.stood,
+            series=tuple((at, missed * _GRAIN) for at, missed in settled.samples if missed is not None),
             abandoned=tuple(str(handle) for handle in abandoned),
             reason=self._reason(),
             charges=self._charges,

@@ -9,7 +9,7 @@ import pathlib
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -114,6 +114,13 @@ def release(item: pytest.Item, errors: list[BaseException]) -> Released:
     if vars(item).get("_cached_errors_and_skips") is not None:  # of a unittest.TestCase with subTest, on Python 3.10
         vars(item)["_cached_errors_and_skips"] = None
     return released
+
+
+def release_instances(items: Iterable[pytest.Item]) -> None:
+    """Let go of the class instances of tests that are over, which a fixture of theirs may have filled."""
+    for item in items:
+        if isinstance(item.parent, pytest.Class):
+            _replace_instance(item)
 
 
 def _replace_instance(item: pytest.Item) -> None:

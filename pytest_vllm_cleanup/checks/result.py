@@ -22,6 +22,7 @@ class Result:
         trend: "back", "flat", "falling" or "timeout".
         rate: bytes per second that were still coming back.
         stood: seconds for which the last figure had not changed when waiting ended.
+        series: seconds since waiting began and bytes that were missing then, to the MiB; empty if nobody waited.
         abandoned: engines that were still alive, one phrase each.
         reason: why something could not be measured.
         owner: the fixtures of wider scope that are to blame, in words; "" if the test itself is.
@@ -39,6 +40,7 @@ class Result:
     trend: str
     rate: float = 0.0
     stood: float = 0.0
+    series: tuple[tuple[float, int], ...] = ()
     abandoned: tuple[str, ...] = ()
     reason: str = ""
     owner: str = ""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
+from pytest_vllm_cleanup.devices.sharing import is_shared
 from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.memory import HOST, Gauge, Reading, choose_gauge
+from pytest_vllm_cleanup.memory.meters.nvml import NvmlMeter
 from pytest_vllm_cleanup.memory.meters.processes import is_helper
 from pytest_vllm_cleanup.processes import marks, proc
 from pytest_vllm_cleanup.processes.proc import ProcessId
@@ -23,8 +27,26 @@ def current_gauge() -> Gauge:
     """Return the gauge of this process; chosen at the first call, by what the machine and vLLM are."""
     me = os.getpid()
     if me not in _gauges:
-        _gauges[me] = choose_gauge(our_processes)
+        _gauges[me] = choose_gauge(our_processes, shared=partial(is_shared, os.environ))
     return _gauges[me]
+
+
+@contextmanager
+def seeing(environ: Mapping[str, str]) -> Iterator[None]:
+    """Measure the devices that an environment shows, instead of those that this process was started with.
+
+    Args:
+        environ: what processes inherit that are started meanwhile.
+    """
+    gauge = current_gauge()
+    before = gauge.meters
+    gauge.meters = tuple(
+        NvmlMeter(environ, widened=True) if isinstance(meter, NvmlMeter) else meter for meter in before
+    )
+    try:
+        yield
+    finally:
+        gauge.meters = before
 
 
 def our_processes() -> frozenset[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from .meters import Meter
 from .meters.host import HostMeter
 from .meters.nvml import NvmlMeter
 from .meters.torch_allocator import TorchAllocatorMeter
-from .reading import Reading, Snapshot, merge
+from .reading import HOST, Reading, Snapshot, merge
 
 
 class Gauge:
@@ -20,12 +21,21 @@ class Gauge:
         meters: In order of trust: of two meters with the same figure the first wins.
         ours: Gives the process ids of our other processes: descendants and registered ones.
         reason: Why there are no meters, if there are none.
+        shared: Tells whether other processes of the same test run may use the devices now.
     """
 
-    def __init__(self, meters: Sequence[Meter], ours: Callable[[], frozenset[int]], *, reason: str = "") -> None:
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        ours: Callable[[], frozenset[int]],
+        *,
+        reason: str = "",
+        shared: Callable[[], bool] | None = None,
+    ) -> None:
         self.meters = tuple(meters)
         self._ours = ours
         self._reason = reason
+        self._shared = shared
 
     @property
     def reason(self) -> str:
@@ -41,7 +51,12 @@ class Gauge:
         for meter in self.meters:
             for device, reading in meter.read(ours).items():
                 parts.setdefault(device, []).append(reading)
-        return {device: merge(readings) for device, readings in parts.items()}
+        snapshot = {device: merge(readings) for device, readings in parts.items()}
+        if self._shared is not None and self._shared():
+            return {
+                name: reading if name == HOST else replace(reading, shared=True) for name, reading in snapshot.items()
+            }
+        return snapshot
 
 
 def choose_gauge(
@@ -50,6 +65,7 @@ def choose_gauge(
     environ: Mapping[str, str] = os.environ,
     nvml: Meter | None = None,
     cpu_build: Callable[[], bool] | None = None,
+    shared: Callable[[], bool] | None = None,
 ) -> Gauge:
     """Choose the gauge for this machine and the installed vLLM; imports neither vLLM nor torch.
 
@@ -61,6 +77,7 @@ def choose_gauge(
         environ: Where ``CUDA_VISIBLE_DEVICES`` is read.
         nvml: The meter to ask for NVIDIA devices, instead of a new one.
         cpu_build: Whether the installed vLLM is built for CPUs; by its distribution if None.
+        shared: As for ``Gauge``.
     """
     nvml = NvmlMeter(environ) if nvml is None else nvml
     meters: list[Meter] = []
@@ -77,7 +94,7 @@ def choose_gauge(
             why.append(host.reason)
     else:
         why.append("the installed vLLM, if any, is not a build for CPUs")
-    return Gauge(meters, ours, reason="" if meters else "nothing can be measured: " + "; ".join(why))
+    return Gauge(meters, ours, reason="" if meters else "nothing can be measured: " + "; ".join(why), shared=shared)
 
 
 def vllm_is_for_cpus() -> bool:

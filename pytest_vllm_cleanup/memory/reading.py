@@ -49,6 +49,7 @@ class Reading:
             that they are known where the driver hides them. Their bytes are None.
         identity: The driver's unique name (UUID) of the device. An ordinal can change its device when CUDA
             comes up, since CUDA orders devices by speed and the driver's library by bus address.
+        shared: Whether other workers of the same test run may use the device too.
     """
 
     device: str
@@ -65,6 +66,7 @@ class Reading:
     context: bool | None = None
     living: tuple[ProcessUse, ...] | None = None
     identity: str | None = None
+    shared: bool | None = None
 
     @property
     def absent(self) -> bool:

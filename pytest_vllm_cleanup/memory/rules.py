@@ -97,10 +97,15 @@ class Case:
             return
         yield self.processes()
         yield self.below()
+        told = all(reading.own is not None and reading.children is not None for reading in (self.baseline, self.after))
+        shared = self.baseline.shared or self.after.shared
         if self.after.absent:
             yield self.absent()
-        elif all(reading.own is not None and reading.children is not None for reading in (self.baseline, self.after)):
-            yield self.strangers()
+        elif told:
+            yield self.neighbours_grew() if shared else self.strangers()
+        elif shared:
+            hidden = why(self.after) or why(self.baseline) or "the driver does not tell ours from theirs"
+            yield self.unknown(f"other workers of this run use the device too, and {hidden}; {_ADVICE}")
         else:
             yield self.device()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,21 +11,43 @@ from _pytest.outcomes import Failed
 from pytest_vllm_cleanup.checks import message
 from pytest_vllm_cleanup.checks.result import Result
 from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.report.carried import ATTRIBUTE, SECTION
+from pytest_vllm_cleanup.report.carried import ATTRIBUTE, SECTION, data_of
+
+_OUTCOME, _STAYED, _OWNER, _HOLDER = _PROPERTIES = (
+    "gpu_memory_outcome",
+    "gpu_memory_stayed_bytes",
+    "gpu_memory_owner",
+    "gpu_memory_holder",
+)
 
 
 class Leaked(Failed):
     """Fails the teardown of a test whose memory has not come back."""
 
 
-def attach(report: pytest.TestReport, result: Result, error: BaseException | None) -> None:
+def attach(
+    report: pytest.TestReport,
+    result: Result,
+    error: BaseException | None,
+    properties: Iterable[tuple[str, object]],
+) -> None:
     """Put a result into the report of a test's teardown.
 
     Args:
-        report: the report of the teardown.
+        report: the report of the teardown. That of an isolated test carries the verdict of its process, which stands
+            unless something has outlived that process.
         result: what the check found.
         error: what failed the teardown, None if nothing did.
+        properties: the test's, with those of the verdict.
     """
+    carried = data_of(report)
+    if carried is not None and not result.leaked:
+        return
+    if carried is not None and carried["outcome"] == "leaked":
+        report.sections.append((SECTION, message.evidence(result)))
+        return
+    kept = [entry for entry in report.user_properties if entry[0] not in _PROPERTIES]
+    report.user_properties = kept + [entry for entry in properties if entry not in kept]
     data = as_data(report.nodeid, result)
     data["only_leaked"] = isinstance(error, Leaked) and result.leaked
     setattr(report, ATTRIBUTE, data)
@@ -45,6 +68,7 @@ def as_data(name: str, result: Result) -> dict[str, Any]:
         "stayed": result.verdict.stayed,
         "waited": result.waited,
         "trend": result.trend,
+        "series": [list(sample) for sample in result.series],
         "abandoned": list(result.abandoned),
         "owner": result.owner,
         "holder": result.diagnosis.holder if result.diagnosis is not None else "",
@@ -85,13 +109,13 @@ def fail_if_leaked(name: str, result: Result, *, strict: bool) -> None:
 
 def record_properties(item: pytest.Item, result: Result) -> None:
     """Add the verdict to the test's properties, which JUnit XML shows."""
-    item.user_properties.append(("gpu_memory_outcome", result.outcome))
+    item.user_properties.append((_OUTCOME, result.outcome))
     if result.leaked:
-        item.user_properties.append(("gpu_memory_stayed_bytes", result.verdict.stayed))
+        item.user_properties.append((_STAYED, result.verdict.stayed))
         if result.owner:
-            item.user_properties.append(("gpu_memory_owner", result.owner))
+            item.user_properties.append((_OWNER, result.owner))
         if result.diagnosis is not None and result.diagnosis.holder:
-            item.user_properties.append(("gpu_memory_holder", result.diagnosis.holder))
+            item.user_properties.append((_HOLDER, result.diagnosis.holder))
 
 
 def _text(name: str, result: Result) -> str:

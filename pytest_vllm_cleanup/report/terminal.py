@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.report.carried import SECTION, data_of
+from pytest_vllm_cleanup.report.carried import SECTION, data_of, isolation_of
 
 CATEGORY = "leaked"
 NAME = "vllm_cleanup_terminal"
@@ -20,6 +20,8 @@ class Terminal:
         self._leaks: list[tuple[pytest.TestReport, dict[str, Any]]] = []
         self._unmeasured: list[str] = []
         self._foreign: list[str] = []
+        self._wider: dict[str, None] = {}
+        self._notes: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(
@@ -41,6 +43,11 @@ class Terminal:
                 self._unmeasured.append(data["text"])
             elif data is not None and data["outcome"] == "foreign":
                 self._foreign.append(data["text"])
+            isolated = isolation_of(report)
+            if isolated is not None:
+                for name, scope, base in isolated["wider"]:
+                    self._wider[f"{name} ({scope} scope, {base or 'a plugin'})"] = None
+                self._notes += [f"{report.nodeid}: {note}" for note in isolated["notes"]]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show each leak with its evidence, what could not be measured and, with -v, what others took meanwhile."""
@@ -57,6 +64,12 @@ class Terminal:
                 terminalreporter.write_sep("=", "GPU memory that others took")
                 for text in self._foreign:
                     terminalreporter.write_line(text)
+            if self._wider or self._notes:
+                terminalreporter.write_sep("=", "isolated tests")
+            if self._wider:
+                terminalreporter.write_line(f"set up again for each of them, in its process: {', '.join(self._wider)}")
+            for text in self._notes:
+                terminalreporter.write_line(text)
 
 
 def _show(terminalreporter: pytest.TerminalReporter, report: pytest.TestReport, data: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pytest_vllm_cleanup.memory.units import format_size
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _MAX_SHARE = 0.99  # vLLM wants gpu_memory_utilization below 1
 _CONFLICTS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+_USABLE = 0.9  # of a device that several share, as of one that vLLM has alone; the rest is for contexts
 
 
 def weight_bytes(model: str | Path, arguments: Mapping[str, Any]) -> int | None:
@@ -25,6 +26,29 @@ def weight_bytes(model: str | Path, arguments: Mapping[str, Any]) -> int | None:
         if sizes:
             return sum(sizes)
     return None
+
+
+def defaults(arguments: Mapping[str, Any], readings: Iterable[Reading], sharers: int) -> dict[str, Any]:
+    """Return what an engine is given where several workers have the same device and the test says nothing.
+
+    Args:
+        arguments: what the test says.
+        readings: the devices that this process sees.
+        sharers: how many workers have them.
+
+    Returns:
+        ``max_memory``, this worker's share of the smallest device. ``gpu_memory_utilization`` instead where the test
+        sizes the cache by itself, since vLLM wants so much free memory all the same. Nothing where it limits the
+        engine otherwise, where no device has a size, and for vLLM's CPU platform.
+    """
+    readings = list(readings)
+    totals = [reading.total for reading in readings if reading.total is not None]
+    on_host = any(reading.device == HOST for reading in readings)
+    if sharers < 2 or on_host or not {"max_memory", "gpu_memory_utilization"}.isdisjoint(arguments):
+        return {}
+    if "kv_cache_memory_bytes" in arguments:
+        return {"gpu_memory_utilization": _USABLE / sharers}
+    return {"max_memory": int(min(totals) * _USABLE / sharers)} if totals else {}
 
 
 def device_count(arguments: Mapping[str, Any]) -> int:

@@ -20,6 +20,7 @@ class RunnerFactory:
             all engines live as long as the factory.
         start_timeout: how long an engine may take to start, in seconds, unless the call says otherwise. None: as
             long as ``VllmRunner`` gives it.
+        defaults: returns further arguments for an engine, from those of the call. None: there are none.
     """
 
     def __init__(
@@ -27,14 +28,17 @@ class RunnerFactory:
         add_finalizer: Callable[[Callable[[], None]], bool] | None = None,
         *,
         start_timeout: float | None = None,
+        defaults: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._add_finalizer = add_finalizer
+        self._more_defaults = defaults
         self._defaults = {} if start_timeout is None else {"start_timeout": start_timeout}
         self._runners: list[VllmRunner] = []
 
     def __call__(self, model_name: str | Path, **arguments: Any) -> VllmRunner:
         """Build an engine. Takes what ``VllmRunner`` takes."""
-        runner = VllmRunner(model_name, **{**self._defaults, **arguments})
+        more = {} if self._more_defaults is None else self._more_defaults(arguments)
+        runner = VllmRunner(model_name, **{**self._defaults, **more, **arguments})
         self._runners.append(runner)
         if self._add_finalizer is not None:
             self._add_finalizer(lambda: self._close(runner))

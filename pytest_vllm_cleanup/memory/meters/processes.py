@@ -18,7 +18,11 @@ _NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 # They serve the whole session and hold nothing of an engine: Python's helper for shared memory, and this plugin's own.
 # All words of one: a test may start a process with the name of this plugin in its command line.
-_HELPERS = (("multiprocessing.resource_tracker",), ("pytest_vllm_cleanup", "guardian"))
+_HELPERS = (
+    ("multiprocessing.resource_tracker",),
+    ("pytest_vllm_cleanup", "guardian"),
+    ("pytest_vllm_cleanup", "isolation import fresh"),  # waits for its order; one at work has ended when it is judged
+)
 
 
 def is_helper(command: Iterable[str]) -> bool:

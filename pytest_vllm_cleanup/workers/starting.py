@@ -1,0 +1,44 @@
+"""Has the engines of workers start one after the other on a device, each with its share of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pytest_vllm_cleanup.devices.sharing import sharers
+from pytest_vllm_cleanup.engines.measure import current_gauge
+from pytest_vllm_cleanup.engines.registry import registry
+from pytest_vllm_cleanup.runners import budget
+
+_WORKER = "PYTEST_XDIST_WORKER"  # in the environment of a worker, and so of the processes that it starts
+
+
+def install() -> Callable[[], None]:
+    """Take the start locks from now on, in a worker of pytest-xdist or below one.
+
+    Returns:
+        what undoes it.
+    """
+    if _WORKER not in os.environ:
+        return lambda: None
+    from pytest_vllm_cleanup.devices.starts import StartLocks
+
+    locks = StartLocks(_devices)
+    registry.listeners.insert(0, locks)  # before those who measure
+    return lambda: registry.listeners.remove(locks)
+
+
+def _devices() -> list[str]:
+    """Return the names of the devices that this process sees; none for host memory."""
+    return [reading.identity for reading in current_gauge().read().values() if reading.identity is not None]
+
+
+def share(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return further arguments for an engine, which keep it within the share of this worker.
+
+    Args:
+        arguments: what the test says.
+    """
+    workers = sharers(os.environ) or 1
+    return budget.defaults(arguments, current_gauge().read().values(), workers) if workers > 1 else {}
