@@ -42,7 +42,7 @@ class Arena:
         self._device = device
         self.closed = threading.Event()
 
-    def play(self, run: Run, timeout: float = 300.0) -> Fate:
+    def play(self, run: Run, timeout: float = 600.0) -> Fate:
         """Run it to its end, whatever that is, and end what it leaves."""
         folder = self._folder / "".join(letter if letter.isalnum() else "_" for letter in str(run))
         (folder / "bystanders").mkdir(parents=True)

@@ -27,7 +27,9 @@ def _empty() -> Any:
 
 def chain(targets: list[Any]) -> str:
     """Return the best chain to what is in a list."""
-    return re.sub(r"(?<=\.py:)\d+", "LINE", str(find_chains(targets, deadline=time.monotonic() + 60, base=str(ROOT))[0]))
+    return re.sub(
+        r"(?<=\.py:)\d+", "LINE", str(find_chains(targets, deadline=time.monotonic() + 60, base=str(ROOT))[0])
+    )
 
 
 class Model(torch.nn.Module):

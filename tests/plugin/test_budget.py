@@ -7,7 +7,9 @@ import pytest
 
 from pytest_vllm_cleanup.engines.errors import ModelDoesNotFitError
 from pytest_vllm_cleanup.memory import ProcessUse, Reading
-from pytest_vllm_cleanup.runners.budget import engine_arguments, weight_bytes
+from pytest_vllm_cleanup.runners import factory
+from pytest_vllm_cleanup.runners.budget import defaults, engine_arguments, weight_bytes
+from pytest_vllm_cleanup.workers import starting
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -140,3 +142,40 @@ def test_a_device_of_unknown_size_has_no_budget(unknown):
 
 def test_a_model_that_does_not_fit_is_a_value_error():
     assert issubclass(ModelDoesNotFitError, ValueError)
+
+
+def test_workers_that_share_a_device_get_a_share_each():
+    assert defaults({}, [device(), device("cuda:1", total=40 * GIB)], 2) == {"max_memory": int(40 * GIB * 0.9 / 2)}
+    shares = [engine_arguments(defaults({}, [device()], 4)["max_memory"], "model", {}, [device()]) for _ in range(4)]
+    assert sum(share["gpu_memory_utilization"] for share in shares) == pytest.approx(0.9)
+
+
+def test_an_engine_with_a_cache_of_its_own_size_asks_for_its_share_of_free_memory_only():
+    assert defaults({"kv_cache_memory_bytes": GIB}, [device()], 3) == {"gpu_memory_utilization": pytest.approx(0.3)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "readings", "sharers"),
+    [
+        ({}, [device()], 1),
+        ({"max_memory": "1 GiB"}, [device()], 2),
+        ({"gpu_memory_utilization": 0.2}, [device()], 2),
+        ({}, [device(total=None)], 2),
+        ({}, [], 2),
+        ({"kv_cache_memory_bytes": GIB}, [device(), device("host")], 2),
+    ],
+    ids=["alone", "budget", "utilization", "no size", "no device", "on CPUs"],
+)
+def test_nothing_is_added_where_it_is_not_needed_or_not_known(arguments, readings, sharers):
+    assert defaults(arguments, readings, sharers) == {}
+
+
+def test_engines_of_the_fixtures_keep_within_the_share_of_their_worker(monkeypatch):
+    monkeypatch.setattr(starting, "current_gauge", lambda: SimpleNamespace(read=lambda: {"cuda:0": device()}))
+    monkeypatch.setattr(factory, "VllmRunner", lambda _name, **arguments: arguments)
+    make = factory.RunnerFactory(defaults=starting.share)
+    monkeypatch.delenv("PYTEST_VLLM_CLEANUP_SHARERS", raising=False)
+    assert make("model") == {}
+    monkeypatch.setenv("PYTEST_VLLM_CLEANUP_SHARERS", "2")
+    assert make("model", seed=1) == {"max_memory": int(80 * GIB * 0.45), "seed": 1}
+    assert make("model", max_memory=GIB) == {"max_memory": GIB}

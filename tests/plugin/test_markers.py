@@ -56,9 +56,10 @@ def test_an_error_names_the_marker_as_it_was_written():
         evaluate(mark("assert_gpu_released", 1, 2, size=3))
 
 
-def test_both_names_are_described():
+def test_all_are_described():
     lines = markers.descriptions()
-    assert [line.partition("(")[0] for line in lines] == ["gpu_released", "assert_gpu_released"]
+    assert [line.partition("(")[0] for line in lines] == list(markers.ALL)
+    assert "alias of gpu_released" in lines[1]
 
 
 def test_both_names_check_a_test(run):

@@ -272,4 +272,6 @@ def test_the_values_are_those_that_are_documented(value):
 def test_another_value_ends_the_run_with_the_valid_ones(run):
     result = run("def test_it():\n    pass\n", "--vllm-cleanup-on-leak=stop")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --vllm-cleanup-on-leak: expected one of fail, quarantine, exit, got 'stop'"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: --vllm-cleanup-on-leak: expected one of fail, quarantine, exit, restart, got 'stop'"]
+    )

@@ -207,3 +207,23 @@ def test_next():
     )
     assert result.parseoutcomes() == {"passed": 2, "errors": 1}
     assert "EngineCleanupWarning: closing an engine: a step that failed" in result.stdout.str()
+
+
+def test_what_a_fixture_leaves_in_the_instances_of_earlier_tests_is_no_leak(run):
+    result = run("""
+pytestmark = pytest.mark.gpu_released
+@pytest.fixture(scope="class")
+def made():
+    return Tensor()
+class TestIt:
+    @pytest.fixture(autouse=True)
+    def use(self, made):
+        self.tensor = made
+    def test_one(self):
+        assert self.tensor
+    def test_other(self):
+        assert self.tensor
+def test_after():
+    pass
+""")
+    assert result.parseoutcomes() == {"passed": 3}

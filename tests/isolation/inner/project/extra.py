@@ -1,0 +1,1 @@
+"""A plugin of the command line or of an ini file."""
