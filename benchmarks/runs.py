@@ -186,13 +186,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def pytest_run(folder: Path, test: str, environ: dict[str, str]) -> Iterator[Run]:
+def pytest_run(folder: Path, test: str, environ: dict[str, str], *arguments: str) -> Iterator[Run]:
     """Run a test of the folder inner, and end all that is left of it in the end.
 
     Args:
         folder: a new folder for what it writes.
         test: "file.py" or "file.py::test".
         environ: further environment variables.
+        *arguments: further arguments of pytest.
     """
     folder.mkdir(parents=True)
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -204,7 +205,7 @@ def pytest_run(folder: Path, test: str, environ: dict[str, str]) -> Iterator[Run
     began = time.monotonic()
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [*command, str(INNER / test)],
+            [*command, *arguments, str(INNER / test)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
