@@ -24,13 +24,7 @@ def _everywhere(mode: str) -> list[Run]:
         Run("a second Ctrl-C while closing", mode, WAITS, (), blows=(sigint, Blow("closing", SIGINT))),
         Run("SIGTERM in the call", mode, WAITS, (143,), blows=(sigterm,)),
         Run("SIGKILL in the call", mode, WAITS, (-9,), blows=(sigkill,)),
-        Run("SIGKILL while an engine is built", mode, WAITS, (-9,), blows=(Blow("building", SIGKILL),), **building),
-        Run("os._exit in the test", mode, "fatal.py::test_os_exit", (5,)),
-        Run("segfault of pytest", mode, "fatal.py::test_segfault", (-11,)),
-        Run("pytest-timeout by thread", mode, "fatal.py::test_timeout_by_thread", (1,)),
         Run("pytest.exit", mode, "fatal.py::test_pytest_exit", (7,)),
-        Run("-x", mode, "fatal.py::test_fails", (1,), ("-x",)),
-        Run("--maxfail", mode, "fatal.py::test_fails", (1,), ("--maxfail=2",)),
         Run("INTERNALERROR", mode, "fatal.py::test_passes", (3,), ("-p", "chaos_internal_error")),
         # Last, to show that all others have left room.
         Run("none", mode, "fatal.py::test_passes", seconds=0),
@@ -38,9 +32,17 @@ def _everywhere(mode: str) -> list[Run]:
 
 
 def _with_children() -> list[Run]:
+    # Of an engine in pytest's own process nothing can outlive what ends that, so these are played with children alone.
+    sigkill, building = Blow("building", SIGKILL), {"started": False}
     terminal = (Blow("ready", SIGINT, group=True),)
     terminated, killed = ((Blow("building", number),) for number in (SIGTERM, SIGKILL))
     return [
+        Run("SIGKILL while an engine is built", IN_CHILDREN, WAITS, (-9,), blows=(sigkill,), **building),
+        Run("os._exit in the test", IN_CHILDREN, "fatal.py::test_os_exit", (5,)),
+        Run("segfault of pytest", IN_CHILDREN, "fatal.py::test_segfault", (-11,)),
+        Run("pytest-timeout by thread", IN_CHILDREN, "fatal.py::test_timeout_by_thread", (1,)),
+        Run("-x", IN_CHILDREN, "fatal.py::test_fails", (1,), ("-x",)),
+        Run("--maxfail", IN_CHILDREN, "fatal.py::test_fails", (1,), ("--maxfail=2",)),
         Run("Ctrl-C in a terminal, to the whole process group", IN_CHILDREN, WAITS, (2,), blows=terminal),
         Run("SIGTERM while an engine is built", IN_CHILDREN, WAITS, (143,), blows=terminated, started=False),
         Run("SIGKILL while a worker starts", IN_CHILDREN, WITH_A_WORKER, (-9,), blows=killed, started=False),

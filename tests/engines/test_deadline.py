@@ -96,7 +96,7 @@ hangs = hanging_loader:register
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("environ", "limit"),
-    [({}, 10), (IN_CHILD_PROCESSES, 25)],
+    [({}, 10), (IN_CHILD_PROCESSES, 45)],
     ids=["in process", "in child processes"],
 )
 def test_an_engine_that_hangs_is_stopped_with_its_stacks(
