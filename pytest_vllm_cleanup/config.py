@@ -43,6 +43,8 @@ class Settings:
         gpus: whether each worker of pytest-xdist gets a GPU of its own ("auto", and always with ``-n gpu``).
         workers_per_gpu: how many workers ``-n gpu`` and ``-n auto`` start for each GPU.
         caches: whether workers share the caches of compiled code, or each has its own ("worker").
+        no_workers: whether an ini file or the environment said "restart", and ``on_leak`` is "quarantine" instead,
+            since no worker runs the tests.
     """
 
     check: str = "marked"
@@ -58,6 +60,7 @@ class Settings:
     gpus: str = "off"
     workers_per_gpu: int = 1
     caches: str = "shared"
+    no_workers: bool = False
 
     def header(self) -> str:
         """Return the settings that differ from the default, for the report header; "" if none does."""
@@ -78,6 +81,8 @@ class Settings:
             parts.append("record")
         if self.on_leak != "quarantine":
             parts.append(f"on-leak={self.on_leak}")
+        if self.no_workers:
+            parts.append("on-leak=quarantine (restart is for workers of pytest-xdist)")
         if self.isolate != "marked":
             parts.append(f"isolate={self.isolate}")
         if self.isolate_timeout is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -104,10 +105,11 @@ GPUS = "gpus"
 ALL: dict[str, Callable[..., Any]] = {**MARKERS, ISOLATED: vllm_isolated, GPUS: gpus}
 
 
-def descriptions() -> list[str]:
-    """Return the markers as ``pytest --markers`` shows them."""
+def descriptions(names: Iterable[str] = tuple(ALL)) -> list[str]:
+    """Return markers as ``pytest --markers`` shows them."""
     lines = []
-    for name, marker in ALL.items():
+    for name in names:
+        marker = ALL[name]
         parameters = ", ".join(
             parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
             for parameter in inspect.signature(marker).parameters.values()
@@ -135,10 +137,21 @@ def isolated_of(item: pytest.Item) -> Isolated | None:
 
 
 def gpus_of(item: pytest.Item) -> int | None:
-    """Return how many devices the closest marker asks for, None if it has none. Raises ``MarkerError``."""
+    """Return how many devices the closest marker asks for, None if it has none of ours. Raises ``MarkerError``."""
     mark = item.get_closest_marker(GPUS)
-    wanted: int | None = None if mark is None else evaluate(mark)
+    wanted: int | None = None if mark is None or not gpus_is_ours(item.config) else evaluate(mark)
     return wanted
+
+
+def gpus_is_ours(run: pytest.Config) -> bool:
+    """Whether ``gpus``, a name that others may use too, means our marker: not if told off, or described otherwise."""
+    return config.gpus_of(run)[0] != "off" and not described_otherwise(GPUS, run)
+
+
+def described_otherwise(name: str, run: pytest.Config) -> bool:
+    """Whether the suite describes a marker of this name itself, in its ini file or a conftest.py."""
+    [ours] = descriptions([name])
+    return any(re.split(r"[:(]", line, maxsplit=1)[0].strip() == name for line in run.getini("markers") if line != ours)
 
 
 def required_of(item: pytest.Item, check: str) -> Requirement | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from weakref import WeakSet
 
 import pytest
 
@@ -21,6 +20,7 @@ from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
+from pytest_vllm_cleanup.kept import Kept
 from pytest_vllm_cleanup.leaving import Leaving
 from pytest_vllm_cleanup.processes import marks
 from pytest_vllm_cleanup.report import payload, recording, tracebacks
@@ -32,7 +32,6 @@ from pytest_vllm_cleanup.workers import starting, worker
 NAME = "vllm_cleanup_monitor"
 _RESULT = pytest.StashKey[Result]()
 _CHECK = pytest.StashKey[ReleaseCheck]()
-_ERRORS = pytest.StashKey[list[BaseException]]()
 _FIXTURES_ONLY = pytest.StashKey[bool]()  # the test itself is not checked
 
 
@@ -51,14 +50,12 @@ class Monitor:
 
     def __init__(self, config: pytest.Config) -> None:
         self.settings: Settings = config.stash[SETTINGS]
-        self._debugging = bool(config.getoption("usepdb", False) or config.getoption("trace", False))
+        self._kept = Kept(debugging=bool(config.getoption("usepdb", False) or config.getoption("trace", False)))
         self._item: pytest.Item | None = None
         self._phase = ""
         self._fixtures: list[tuple[str, str, pytest.FixtureRequest]] = []
         self._wider = WiderFixtures(measured=self.settings.check != "off")
-        self._released: list[references.Released] = []
         self._late: list[Callable[[], None]] = []
-        self._over: WeakSet[pytest.Item] = WeakSet()
         instrument.install()
         self._gate = Gate(refuse=self.settings.on_leak == "quarantine")
         self._gate.install()
@@ -130,14 +127,14 @@ class Monitor:
         with guarded(f"measuring before the end of fixture {fixturedef.argname}"):
             if fixture.checked and _CHECK not in item.stash:
                 item.stash[_FIXTURES_ONLY] = True
-                item.stash[_ERRORS] = []
+                self._kept.begin(item)
                 item.stash[_CHECK] = self._check(markers.Requirement(), own=False)
             if _CHECK in item.stash:
-                owner, let_go = str(fixture.owner), partial(self._let_go, item)
+                owner, let_go = str(fixture.owner), partial(self._kept.let_go, item)
                 try:
                     item.stash[_CHECK].before_fixture_ends(owner, fixture.number, let_go)
                 finally:
-                    self._restore(item)
+                    self._kept.restore(item)
 
     def _note_ended_fixtures(self) -> None:
         """Know what fixtures left that ended while the running test was set up, such as that of another parameter."""
@@ -156,7 +153,7 @@ class Monitor:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._item, self._phase = item, "setup"  # until the next phase
         self._wider.ended.clear()
-        self._over.discard(item)  # a plugin may repeat it
+        self._kept.runs(item)
         problem = self._begin(item)
         if problem is not None:
             pytest.fail(problem, pytrace=False)
@@ -193,13 +190,13 @@ class Monitor:
             if text := self._gate.explain(item.nodeid, error):
                 report.sections.append((SECTION, text))
         if error is not None and _CHECK in item.stash:
-            item.stash[_ERRORS].append(error)
+            self._kept.failed(item, error)
         if call.when == "teardown":
             if _CHECK in item.stash:
-                item.stash[_ERRORS] += references.take_unreported(item)
+                self._kept.torn_down(item)
             with self._running(item, "teardown"):
                 self._finish(item)
-            self._over.add(item)
+            self._kept.over(item)
             result = item.stash.get(_RESULT, None)
             if result is not None:
                 del item.stash[_RESULT]
@@ -218,7 +215,7 @@ class Monitor:
                 return None
             release_unreleased()
             item.stash[_FIXTURES_ONLY] = False
-            item.stash[_ERRORS] = []
+            self._kept.begin(item)
             item.stash[_CHECK] = self._check(requirement)
             self._gate.begin(item.stash[_CHECK].baseline)
         except (markers.MarkerError, UnknownDeviceError) as problem:  # the user's, and of this test alone
@@ -242,8 +239,8 @@ class Monitor:
         if check is None:
             return None
         del item.stash[_CHECK]
-        let_go, result, leaks = partial(self._let_go, item, torn_down=True), None, []
-        if self._debugging and item.stash[_ERRORS]:
+        let_go, result, leaks = partial(self._kept.let_go, item, torn_down=True), None, []
+        if self._kept.is_left_to_debugger(item):
             check.excuse("what pytest keeps of the failed test was left to the debugger (--pdb, --trace)")
         try:
             with guarded(f"checking {item.nodeid}"):
@@ -260,8 +257,8 @@ class Monitor:
                         result.notes.append(recording.write(item))
                 self._note(item, result)
         finally:  # also where a time limit of the user's ended the search
-            self._restore(item)
-            item.stash[_ERRORS].clear()  # pytest keeps them no longer
+            self._kept.restore(item)
+            self._kept.forget(item)
             noted = item.stash.get(_RESULT, None)
             if noted is not None:
                 with guarded(f"remembering the result of {item.nodeid}"):
@@ -276,22 +273,6 @@ class Monitor:
         """Take down a result for the report, unless it is of a test that is not checked and nothing leaked."""
         if result.leaked or not item.stash.get(_FIXTURES_ONLY, False):
             item.stash[_RESULT] = result
-
-    def _let_go(self, item: pytest.Item, *, torn_down: bool = False) -> None:
-        """Let go of what pytest keeps of a test. The reports of what has failed so far are made."""
-        if not self._debugging and not references.unreported(item):
-            references.release_instances(self._over)
-            self._over.clear()
-            self._released.append(references.release(item, item.stash[_ERRORS]))
-            item.stash[_ERRORS].clear()
-            if torn_down:
-                references.release_log_records(item.config)
-
-    def _restore(self, item: pytest.Item) -> None:
-        # Hooks of others may look at what is still alive.
-        with guarded(f"restoring the fixtures' values of {item.nodeid}"):
-            while self._released:
-                self._released.pop().restore()
 
     def _due(self, item: pytest.Item) -> list[EngineHandle]:
         """Return the open engines that must not outlive a test: its own if it is checked, those of ended fixtures."""

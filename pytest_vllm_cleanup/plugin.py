@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except Exception as problem:
         warn("reading the settings", problem)
     with guarded("describing the markers"):
-        for line in markers.descriptions():
+        theirs = [markers.GPUS] if markers.described_otherwise(markers.GPUS, config) else []
+        for line in markers.descriptions(name for name in markers.ALL if name not in theirs):
             config.addinivalue_line("markers", line)
     _tie_workers(config)
     # The controller of pytest-xdist collects nothing, so it cannot know whether a leak will be reported to it.
@@ -67,6 +69,9 @@ def _tie_workers(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
         return  # its parent has done all that
     if hasattr(config, "workerinput"):
+        # Its own news from the controller, or a replacement to come; else there is nothing to do in it.
+        if chosen.on_leak != "restart" and not any(key.startswith("vllm_cleanup") for key in config.workerinput):
+            return
         with guarded("preparing this worker"):
             from pytest_vllm_cleanup.workers import worker
 
@@ -83,11 +88,13 @@ def _tie_workers(config: pytest.Config) -> None:
                 config.pluginmanager.register(controller.Controller(config), controller.NAME)
             if chosen.on_leak == "restart":
                 config.pluginmanager.register(restarts.Restarts(config), restarts.NAME)
-    elif chosen.on_leak == "restart":
+    elif config.getoption("vllm_cleanup_on_leak") == "restart":
         raise pytest.UsageError(
             "--vllm-cleanup-on-leak=restart replaces a worker of pytest-xdist, and there are none: run with -n gpu or "
             "-n NUMBER, or use quarantine, fail or exit"
         )
+    elif chosen.on_leak == "restart":  # an ini file or the environment, which are for runs without workers too
+        config.stash[SETTINGS] = replace(chosen, on_leak="quarantine", no_workers=True)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -112,7 +119,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _take_turns(session: pytest.Session) -> None:
     """Give devices to the tests that ask for several, if there are such tests."""
-    if _has_marker(session.items, (markers.GPUS,)):
+    if _has_marker(session.items, (markers.GPUS,)) and markers.gpus_is_ours(session.config):
         with guarded("giving devices to tests"):
             from pytest_vllm_cleanup.workers import turn
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from ..processes import proc
 from ..processes.proc import ProcessId
-from . import turns
+from . import patience, turns
 from .folder import lock_folder
 from .turns import Claim
 
@@ -43,7 +43,7 @@ class Board:
         exclusive: bool,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Wait until it is this process's turn on all of these devices.
+        """Wait until it is this process's turn on all of these devices; a long wait is said on stderr.
 
         Args:
             devices: which ones, by names that are the same in all processes.
@@ -52,16 +52,21 @@ class Board:
         """
         mine = Claim(*self._me, 0, "waiting", frozenset(devices), exclusive)
         with self._lock:
-            claims, waits_for = turns.advance(turns.enter(self._read(), mine), self._me)
-            self._write(claims)
-        pause = _FIRST_PAUSE
+            waits_for = self._advance(turns.enter(self._read(), mine))
+        pause, waited, said = _FIRST_PAUSE, 0.0, False
         try:
             while waits_for:
+                if waited >= patience.LONG and not said:
+                    said = True
+                    patience.say(_why(mine, waits_for))
                 sleep(pause)
+                waited += pause
                 pause = min(pause * 1.5, _LONGEST_PAUSE)
                 with self._lock:
-                    claims, waits_for = turns.advance(self._read(), self._me)
-                    self._write(claims)
+                    claims = self._read()
+                    if all(claim.process != self._me for claim in claims):  # somebody has removed the file
+                        claims = turns.enter(claims, mine)
+                    waits_for = self._advance(claims)
         except BaseException:  # Ctrl-C: nobody may wait for a claim that nobody wants any more
             self.leave()
             raise
@@ -71,10 +76,10 @@ class Board:
         with self._lock:
             self._write(turns.leave(self._read(), self._me, frozenset(rests_on)))
 
-    def claims(self) -> list[Claim]:
-        """Return what all living processes have or want."""
-        with self._lock:
-            return self._read()
+    def _advance(self, claims: list[Claim]) -> list[Claim]:
+        claims, waits_for = turns.advance(claims, self._me)
+        self._write(claims)
+        return waits_for
 
     def _read(self) -> list[Claim]:
         try:
@@ -94,3 +99,13 @@ class Board:
         unfinished = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(entries), encoding="utf-8")
         unfinished.replace(self._file)
+
+
+def _why(mine: Claim, waits_for: list[Claim]) -> str:
+    others = " and ".join(
+        f"process {claim.pid} ({claim.state}, on {', '.join(sorted(claim.devices))})" for claim in waits_for
+    )
+    return (
+        f"process {mine.pid} has waited {patience.LONG:g} s for its turn on {', '.join(sorted(mine.devices))}, "
+        f"and goes on waiting for {others}"
+    )

@@ -31,7 +31,7 @@ class Ports:
 
     def __init__(self, first: int, lock: BaseFileLock) -> None:
         self.first = first
-        self._lock = lock
+        self._lock = lock  # which its end lets go
 
     def environment(self, vllm: Version | None) -> dict[str, str]:
         """Return the variables that lead everybody into the range.
@@ -46,10 +46,6 @@ class Ports:
         if vllm is None or vllm >= _COUNTS_UP:
             found["VLLM_PORT"] = str(self.first)
         return found
-
-    def release(self) -> None:
-        """Give the range back."""
-        self._lock.release()
 
 
 def reserve(folder: Path | None = None) -> Ports | None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 SHARERS = "PYTEST_VLLM_CLEANUP_SHARERS"
 """How many workers of a run have the same device, this one included; set in workers that were given one."""
 
+WORKER = "PYTEST_XDIST_WORKER"
+"""The name of a worker of pytest-xdist, in its environment and so in that of the processes that it starts."""
+
 _WORKERS = "PYTEST_XDIST_WORKER_COUNT"
 
 

@@ -7,17 +7,22 @@ cache too small or its start fail ("Error in memory profiling").
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
-from filelock import BaseFileLock, FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 
+from . import patience
 from .folder import file_name, lock_folder
+from .sharing import WORKER
 
 
-class _Numbered(Protocol):
+class _Starting(Protocol):
+    waited: str
+
     @property
     def number(self) -> int: ...
 
@@ -41,22 +46,58 @@ class StartLocks:
         self._held: dict[int, ExitStack] = {}
         self._pid = os.getpid()
 
-    def before_build(self, handle: _Numbered) -> None:
-        """Wait until no other process starts an engine on these devices."""
+    def before_build(self, handle: _Starting) -> None:
+        """Wait until no other process starts an engine on these devices; a long wait is said on stderr."""
         if os.getpid() != self._pid:
             return  # a forked child, whose parent has the locks
+        begun, waited_for = time.monotonic(), []
         with ExitStack() as stack:
             for key in sorted(set(self._keys())):
-                stack.enter_context(self._lock(key))
+                waited_for += self._take(key)
+                stack.callback(self._lock(key).release)
             self._held[handle.number] = stack.pop_all()
+        if waited_for:
+            who = " and ".join(dict.fromkeys(waited_for))
+            handle.waited = f"{time.monotonic() - begun:.0f} s for {who}"
 
-    def after_build(self, handle: _Numbered) -> None:
+    def after_build(self, handle: _Starting) -> None:
         """Let the next one start."""
         if (held := self._held.pop(handle.number, None)) is not None and os.getpid() == self._pid:
             held.close()
 
-    def after_close(self, handle: _Numbered) -> None:
+    def after_close(self, handle: _Starting) -> None:
         """Do nothing; as a listener."""
+
+    def _take(self, key: str) -> list[str]:
+        """Take one lock. Return who had it, as a phrase; nothing if it was free."""
+        lock, waited_for = self._lock(key), []
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waited_for.append(self._holder(key))
+            try:
+                lock.acquire(timeout=patience.LONG)
+            except Timeout:
+                who = self._holder(key)  # since then it may have been somebody else's turn
+                patience.say(
+                    f"process {os.getpid()} has waited {patience.LONG:g} s to start an engine on {key}, and goes on "
+                    f"waiting for {who}, which starts one there"
+                )
+                waited_for.append(who)
+                lock.acquire()
+        with suppress(OSError):  # for others to read alone
+            self._note(key).write_text(_me(), encoding="utf-8")
+        return waited_for
+
+    def _holder(self, key: str) -> str:
+        try:
+            return self._note(key).read_text(encoding="utf-8") or "another process"
+        except (OSError, ValueError):
+            return "another process"
+
+    def _note(self, key: str) -> Path:
+        # Beside the lock's own file, which filelock empties whenever somebody tries to take it.
+        return Path(self._lock(key).lock_file).with_suffix(".holder")
 
     def _lock(self, key: str) -> BaseFileLock:
         # One object a device: an engine that is built while another one is takes it once more.
@@ -64,3 +105,8 @@ class StartLocks:
             folder = lock_folder() if self._folder is None else self._folder
             self._locks[key] = FileLock(folder / file_name("start", key), thread_local=False)
         return self._locks[key]
+
+
+def _me() -> str:
+    worker = os.environ.get(WORKER)
+    return f"process {os.getpid()}" + (f" ({worker})" if worker else "")

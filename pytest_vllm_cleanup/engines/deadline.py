@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from pytest_vllm_cleanup.engines import stop
 from pytest_vllm_cleanup.engines.errors import EngineStartTimeoutError
@@ -21,6 +23,8 @@ DEFAULT_START_TIMEOUT = 1800.0
 _NOTICE = 5.0  # seconds that vLLM has to notice that its processes are gone
 _DELIVERY = 1.0  # seconds for an interrupt that was sent to arrive
 _FRAMES = 20
+
+_current: ContextVar[_Deadline | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
@@ -42,9 +46,13 @@ def start_deadline(seconds: float, what: str) -> Iterator[None]:
         return
     deadline = _Deadline(seconds, what)
     with stacks.printed_on_abort():
-        deadline.timer.start()
+        outer = _current.set(deadline)
         try:
-            yield
+            deadline.run()
+            try:
+                yield
+            finally:
+                _current.reset(outer)
         except BaseException as problem:
             if deadline.finish(delivered=isinstance(problem, KeyboardInterrupt)):
                 raise EngineStartTimeoutError(deadline.text) from problem
@@ -53,17 +61,50 @@ def start_deadline(seconds: float, what: str) -> Iterator[None]:
             raise EngineStartTimeoutError(deadline.text)
 
 
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Have the time of this block not count, where the start of an engine waits for others."""
+    deadline = _current.get()
+    if deadline is None:
+        yield
+        return
+    deadline.pause()
+    try:
+        yield
+    finally:
+        deadline.run()
+
+
 class _Deadline:
     def __init__(self, seconds: float, what: str) -> None:
-        self._what, self._seconds = what, seconds
+        self._what, self._seconds, self._left = what, seconds, seconds
         self._builder = threading.get_ident()
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._interrupted = False
         self._expired = False
         self.text = ""
-        self.timer = threading.Timer(seconds, self._expire)
-        self.timer.daemon = True
+        self._since = 0.0
+        self._timer: threading.Timer | None = None
+
+    def run(self) -> None:
+        """Count the time from now on."""
+        with self._lock:
+            if self._expired:
+                return
+            self._since = time.monotonic()
+            self._timer = threading.Timer(self._left, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def pause(self) -> None:
+        """Stop counting."""
+        with self._lock:
+            if self._expired or self._timer is None:
+                return
+            self._timer.cancel()
+            self._timer = None
+            self._left = max(0.0, self._left - (time.monotonic() - self._since))
 
     def finish(self, *, delivered: bool) -> bool:
         """Take note that the constructor has returned or raised, and catch an interrupt that is still on its way.
@@ -73,7 +114,8 @@ class _Deadline:
         """
         try:
             self._done.set()
-            self.timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             with self._lock:  # what has begun is brought to its end
                 waiting = self._interrupted and not delivered
             if waiting:
@@ -85,7 +127,7 @@ class _Deadline:
 
     def _expire(self) -> None:
         with self._lock:
-            if self._done.is_set():
+            if self._done.is_set() or threading.current_thread() is not self._timer:  # stopped at the last moment
                 return
             self._expired = True
             self.text = f"{self._what} did not start within {self._seconds:g} s (start_timeout)."
@@ -100,13 +142,20 @@ class _Deadline:
     def _stop(self) -> None:
         own = "".join(traceback.format_stack(sys._current_frames().get(self._builder))[-_FRAMES:])
         ended: list[tuple[str, str]] = []
-        for handle in self._building():
+        building = self._building()
+        for handle in building:
             ended += stacks.abort(stop.family(handle)())
             stop.kill(handle)
         done = "It has no child processes; this process was interrupted."
         if ended:
             done = f"Its processes were ended: {len(ended)}."
-        parts = [f"{done} Raise start_timeout if it only needs longer.", f"This process waited here:\n{own}"]
+        parts = [f"{done} Raise start_timeout if it only needs longer."]
+        parts += [
+            f"Before that, and not counted, it had waited {handle.waited}, to start after it on the same device."
+            for handle in building
+            if handle.waited
+        ]
+        parts.append(f"This process waited here:\n{own}")
         parts += [f"Stack of {name}:\n{text}" for name, text in ended]
         self.text = "\n".join([self.text, *parts])
 

@@ -17,7 +17,7 @@ from typing import Any
 import wrapt
 
 from pytest_vllm_cleanup.diagnosis import heap
-from pytest_vllm_cleanup.engines import children, drain, printing, shells, siblings, traces
+from pytest_vllm_cleanup.engines import children, deadline, drain, printing, shells, siblings, traces
 from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
@@ -108,8 +108,9 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
         drain.release_unreleased()  # while the new one does not count as a live sibling yet
         before = traces.look(_environ_before.get())
     handle = registry.begin(type(instance).__name__)
-    registry.tell("before_build", handle)
     try:
+        with deadline.suspended():  # others that start on the device have their time first
+            registry.tell("before_build", handle)
         registry.ask_gates(handle, args[0] if args else kwargs.get("vllm_config"))
         with siblings.during_build(handle), children.recorded(handle):
             wrapped(*args, **kwargs)

@@ -125,6 +125,7 @@ class EngineHandle:
         parts: weak references to engine, core, executor, worker, runner and models, by name.
         graph_wrappers: weak set of its CUDA graph wrappers, None where the release has no register of them.
         sleeps: whether it was built with ``enable_sleep_mode``.
+        waited: how long its start had to wait and for whom, as a phrase; "" if it had not to.
         failure: type and text of the exception that its constructor raised.
         report: what closing it did, once it is closed or, where its constructor raised, taken apart.
     """
@@ -142,6 +143,7 @@ class EngineHandle:
     parts: dict[str, weakref.ref[Any]] = field(default_factory=dict)
     graph_wrappers: list[weakref.WeakSet[Any]] = field(default_factory=list)
     sleeps: bool = False
+    waited: str = ""
     failure: str | None = None
     report: CloseReport | None = None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,19 @@ def address_of(item: pytest.Item) -> Address:
 def find(items: Iterable[pytest.Item], address: Address) -> pytest.Item | None:
     """Return the test with an address, None if it is not among these."""
     return next((item for item in items if address_of(item) == address), None)
+
+
+def collectable(path: str, folder: str) -> str:
+    """Return what to tell pytest to collect for a file: the file, or a folder above it.
+
+    In what it is told, pytest takes "[" and "::" for the beginning of a test's name.
+
+    Args:
+        path: the file.
+        folder: where pytest runs, which what is told may be relative to.
+    """
+    for above in (path, *map(str, Path(path).parents)):
+        for told in (above, os.path.relpath(above, folder)):
+            if "[" not in told and "::" not in told:
+                return told
+    return path

@@ -6,22 +6,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
+from pytest_vllm_cleanup.guard import guarded
 from pytest_vllm_cleanup.isolation import coverage, failures, junit, warned
 from pytest_vllm_cleanup.isolation.address import address_of
 from pytest_vllm_cleanup.isolation.endings import ended, not_reported
 from pytest_vllm_cleanup.isolation.process import FreshProcess
-from pytest_vllm_cleanup.isolation.wire import plain
 from pytest_vllm_cleanup.report.carried import ATTRIBUTE, data_of
 
 _EXIT = 15.0  # seconds to exit after the reports are in
-_FAREWELL = 15.0  # seconds to close engines after Ctrl-C
-_NO_WORKER = {"workerid": "master", "workercount": 1, "testrunuid": "", "mainargv": [""]}
-"""What makes other plugins leave the writing of results to the parent, as in a worker of pytest-xdist."""
+_FAREWELL = 15.0  # seconds to tear down, and to close engines, when the run ends
 
 
 class Attempt:
@@ -60,13 +59,19 @@ class Attempt:
             "warning": self._warning,
         }
 
-    def begin(self, basetemp: str | None) -> None:
-        """Give the process its order."""
+    def begin(self, basetemp: str | None, workerinput: dict[str, Any]) -> None:
+        """Give the process its order.
+
+        Args:
+            basetemp: its folder for temporary files, None if there are none.
+            workerinput: what plugins are told in there, as in a worker of pytest-xdist.
+        """
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         config = self._item.config
         arguments = [str(argument) for argument in config.invocation_params.args]
         if config.pluginmanager.has_plugin("pytest_cov"):
-            arguments.append("--no-cov")  # it would erase the data of this process; see coverage.py
+            # It would erase the data of this process; see coverage.py. After "--" it would be a path.
+            arguments.insert(arguments.index("--") if "--" in arguments else len(arguments), "--no-cov")
         self._process.send(
             "test",
             {
@@ -79,7 +84,7 @@ class Attempt:
                 "folder": str(config.invocation_params.dir),
                 "junit": junit.family(config),
                 "path": list(sys.path),
-                "workerinput": plain(getattr(config, "workerinput", _NO_WORKER)),
+                "workerinput": workerinput,
             },
         )
 
@@ -89,8 +94,8 @@ class Attempt:
         Raises:
             IsolatedTestDied: there will be none.
             Exception: what stands for the failure, or the skip, that the report tells of.
-            pytest.exit.Exception: the test has called ``pytest.exit``.
-            KeyboardInterrupt: the test has raised it.
+            pytest.exit.Exception: the test has called ``pytest.exit``, and its process has torn it down.
+            KeyboardInterrupt: the test has raised it, likewise.
         """
         if self._died:
             return  # that is reported
@@ -180,14 +185,15 @@ class Attempt:
             self._item.ihook.pytest_runtest_logreport(report=report)
 
     def _warning(self, data: dict[str, Any]) -> None:
-        self._item.config.hook.pytest_warning_recorded.call_historic(
-            kwargs={
-                "warning_message": warned.from_data(data),
-                "when": "runtest",
-                "nodeid": self._item.nodeid,
-                "location": data["location"],
-            }
-        )
+        with guarded(f"showing a warning of {self._item.nodeid}"):
+            self._item.config.hook.pytest_warning_recorded.call_historic(
+                kwargs={
+                    "warning_message": warned.from_data(data),
+                    "when": "runtest",
+                    "nodeid": self._item.nodeid,
+                    "location": data["location"],
+                }
+            )
 
     def _finished(self, data: dict[str, Any]) -> None:
         self.wider = data["wider"]
@@ -196,10 +202,19 @@ class Attempt:
         session.shouldfail = session.shouldfail or data["fail"]
 
     def _exit(self, data: dict[str, Any]) -> None:
+        self._let_tear_down()
         raise pytest.exit.Exception(data["reason"], data["returncode"])
 
     def _interrupted(self, _: None) -> None:
+        self._let_tear_down()
         raise KeyboardInterrupt
+
+    def _let_tear_down(self) -> None:
+        """Wait for the end of the process, which has told that it ends the run: its fixtures end now."""
+        deadline = time.monotonic() + _FAREWELL
+        with suppress(TimeoutError):
+            while self._hear(deadline):
+                pass
 
     def _tell(self, beginning: str) -> Callable[[str | None], None]:
         return lambda text: self._told.append(f"{beginning}\n{text}" if text else beginning)

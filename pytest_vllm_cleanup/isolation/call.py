@@ -46,8 +46,8 @@ def run_isolated(
     Args:
         function: what to call.
         *args: its arguments.
-        timeout: how long it may take, in seconds or as text ("2 min"), the start of the process included; None: any
-            time. Then the process, and all that it has started, is ended.
+        timeout: how long it may take, in seconds or as text ("2 min"), the start of the process included; None or 0:
+            any time. Then the process, and all that it has started, is ended.
         env: changes to the environment of the process; None removes a variable.
         gpus: how many of the devices that are visible here it sees, or which: a list of ordinals or UUIDs; None: all.
         **kwargs: further arguments of the function.
@@ -68,7 +68,7 @@ def run_isolated(
     __tracebackhide__ = True  # by pytest
     name = _name_of(function)
     _refuse_generators(function, name)
-    limit = None if timeout is None else parse_duration(timeout)
+    limit = None if timeout is None else parse_duration(timeout) or None
     environ = _environment(env or {}, gpus)
     with cargo.memory_file() as call, cargo.memory_file() as answer:
         order = {

@@ -18,6 +18,7 @@ from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.isolation import cargo, coverage
 from pytest_vllm_cleanup.isolation.wire import Wire
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
+from pytest_vllm_cleanup.workers import starting
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -37,10 +38,9 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     """
     status = 0
     source, target = wire.take_descriptors()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a job in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     _write_at_once()
     instrument.install()
+    starting.install()  # below a worker: not beside the start of another one's engine
     errors: list[str] = []
     try:
         _tell(wire, "started")

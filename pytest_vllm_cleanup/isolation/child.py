@@ -6,12 +6,14 @@ import faulthandler
 import os
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from pytest_vllm_cleanup.isolation import coverage, junit, warned
-from pytest_vllm_cleanup.isolation.address import Address, find
+from pytest_vllm_cleanup.isolation.address import Address, collectable, find
 from pytest_vllm_cleanup.isolation.repeaters import REPEATERS
 from pytest_vllm_cleanup.isolation.wire import Wire, plain
 from pytest_vllm_cleanup.monitor import activate
@@ -37,6 +39,7 @@ _SETTLED: dict[str, Any] = {
     "maxprocesses": None,
     "newfirst": False,
     "numprocesses": None,
+    "pastebin": None,
     "pyargs": False,
     "stepwise": False,
     "vllm_cleanup_on_leak": "fail",  # what stays in a process that ends does not stay
@@ -57,13 +60,13 @@ def run(order: dict[str, Any], wire: Wire, crashes: int) -> int:
     from _pytest.config import _prepareconfig  # as pytest-xdist does in its workers
 
     with coverage.measured(order["coverage"]):
-        config = _prepareconfig(order["arguments"], None)
+        config = _prepareconfig(order["arguments"], [_NoDebugFile()])
         try:
             for option, value in _SETTLED.items():
                 if hasattr(config.option, option):
                     setattr(config.option, option, value)
             config.option.basetemp = order["basetemp"]
-            config.args = [order["address"].path]
+            config.args = [collectable(order["address"].path, order["folder"])]
             config.workerinput = order["workerinput"]  # type: ignore[attr-defined]
             config.workeroutput = {}  # type: ignore[attr-defined]
             for name in REPEATERS:
@@ -77,6 +80,16 @@ def run(order: dict[str, Any], wire: Wire, crashes: int) -> int:
             faulthandler.enable(crashes)  # exiting may crash or hang as well; pytest's plugin has turned it away
         wire.send("unconfigured")
     return int(status) if status is not None else 0
+
+
+class _NoDebugFile:
+    """Has pytest write none for ``--debug``: that would be the parent's, which has it open."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's own wrapper, which opens the file
+    def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
+        config = yield
+        config.option.debug = None
+        return config
 
 
 class Messenger:
@@ -96,13 +109,18 @@ class Messenger:
         manager = config.pluginmanager
         if (reporter := manager.get_plugin("terminalreporter")) is not None:
             manager.unregister(reporter)
-            manager.register(pytest.TerminalReporter(config, self._terminal), "terminalreporter")
+            manager.register(TerminalReporter(config, self._terminal), "terminalreporter")
 
     def pytest_unconfigure(self) -> None:
         """Close what was opened."""
         self._terminal.close()
 
     # Collection
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Keep to the one file, also where pytest can only be told a folder above it."""
+        return None if Path(self._address.path).is_relative_to(collection_path) else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:

@@ -23,7 +23,7 @@ _GRACE = 5.0  # seconds after SIGTERM, and again after SIGKILL
 _HELPERS = 2.0  # seconds for Python's own helper processes, which end by themselves
 _DRIVER = 10.0  # seconds for the driver to drop processes that are gone
 
-_ADVICE = {
+_ADVICE: dict[int, str] = {
     signal.SIGKILL: "Nobody else having sent it, the system was out of memory: see its log, and the container's limit",
     signal.SIGTERM: "Somebody has asked it to end",
 }
@@ -128,7 +128,7 @@ class Errand:
     def _died(self) -> IsolatedProcessError:
         code, stacks = self._process.returncode, self._process.stacks()
         if code is not None and code < 0:
-            advice = _ADVICE.get(signal.Signals(-code), _CRASHED if stacks else "")
+            advice = _ADVICE.get(-code, _CRASHED if stacks else "")
         else:
             advice = "The function, or something that it called, has ended it (os._exit); its output tells more"
         fate = f"its process {ended(code)} before the function had returned"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -20,6 +21,8 @@ def main(connection: int, faults: int) -> None:
         connection: descriptor of the socket to the parent process.
         faults: descriptor of the file that gets the stacks of all threads when this process crashes.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a job in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # by which the parent has it end in order
     wire = Wire(socket.socket(fileno=connection))
     os.register_at_fork(after_in_child=wire.close)  # a forked child that kept it open would hide the end of this one
     faulthandler.enable(faults)  # to the very end: exiting may crash or hang as well

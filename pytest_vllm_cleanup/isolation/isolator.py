@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_vllm_cleanup import markers
+from pytest_vllm_cleanup import leaving, markers
 from pytest_vllm_cleanup.config import Settings
 from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.isolation import remembered
+from pytest_vllm_cleanup.isolation import posing, remembered
 from pytest_vllm_cleanup.isolation.attempt import Attempt
 from pytest_vllm_cleanup.isolation.repeaters import REPEATERS
 from pytest_vllm_cleanup.isolation.starter import Starter
@@ -20,6 +20,7 @@ from pytest_vllm_cleanup.report.carried import ISOLATED
 from pytest_vllm_cleanup.stash import SETTINGS
 
 NAME = "vllm_cleanup_isolator"
+_LEAVING = "vllm_cleanup_isolator_leaving"
 _MONITOR = "vllm_cleanup_monitor"
 _RUN = pytest.StashKey["_Run"]()
 _STARTUP = 120.0  # seconds for a process to start and import, beside the time that pytest-timeout gives the test
@@ -56,6 +57,9 @@ def activate(config: pytest.Config, items: list[pytest.Item]) -> bool:
             "--vllm-cleanup-isolate=off runs all tests in this process"
         )
     config.pluginmanager.register(isolator, NAME)
+    if not config.pluginmanager.has_plugin(leaving.NAME):
+        # SIGTERM to this process has that of a test end in order. By another name: the monitor may come yet.
+        config.pluginmanager.register(leaving.Leaving(config), _LEAVING)
     return True
 
 
@@ -76,6 +80,7 @@ class Isolator:
         self._leaked_before = leaked_before
         self._starter = Starter(shared_output=config.getoption("capture") == "no", warm=self._settings.isolate_warm)
         self._left = 0
+        self._workerinput: dict[str, Any] | None = None
 
     def wants(self, item: pytest.Item) -> bool:
         """Return whether a test runs in a process of its own."""
@@ -140,7 +145,12 @@ class Isolator:
         if item.nodeid in self._leaked_before:
             attempt.notes.append("ran in a process of its own, because it leaked in an earlier run")
         factory = getattr(item.config, "_tmp_path_factory", None)
-        attempt.begin(None if factory is None else str(factory.getbasetemp() / f"isolated-{self._starter.taken}"))
+        if self._workerinput is None:  # plugins may make something for a worker: once
+            self._workerinput = posing.workerinput(item.config)
+        attempt.begin(
+            None if factory is None else str(factory.getbasetemp() / f"isolated-{self._starter.taken}"),
+            self._workerinput,
+        )
         if self._left > 0:
             self._starter.prepare()
         return attempt

@@ -41,7 +41,7 @@ class FreshProcess:
     Args:
         shared_output: whether it writes to the standard output and error of this process; else they are kept, to be
             shown if it dies.
-        environ: its environment.
+        environ: its environment; None: that of this process.
         streams: descriptors for its standard output and error, where the output is shared; else those of this process.
     """
 
@@ -49,11 +49,10 @@ class FreshProcess:
         self,
         *,
         shared_output: bool,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         streams: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> None:
-        self.environ = dict(environ)
-        self.shared_output = shared_output
+        self.environ = dict(os.environ if environ is None else environ)
         self._output = None if shared_output else TemporaryFile()  # noqa: SIM115
         self._faults = TemporaryFile()  # noqa: SIM115
         self._captured: tuple[int, ...] = ()

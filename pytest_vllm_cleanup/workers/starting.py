@@ -6,12 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pytest_vllm_cleanup.devices.sharing import sharers
+from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.runners import budget
-
-_WORKER = "PYTEST_XDIST_WORKER"  # in the environment of a worker, and so of the processes that it starts
 
 
 def install() -> Callable[[], None]:
@@ -20,7 +18,7 @@ def install() -> Callable[[], None]:
     Returns:
         what undoes it.
     """
-    if _WORKER not in os.environ:
+    if WORKER not in os.environ:
         return lambda: None
     from pytest_vllm_cleanup.devices.starts import StartLocks
 

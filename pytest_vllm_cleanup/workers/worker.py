@@ -22,7 +22,7 @@ RESTART = "vllm_cleanup_restart"
 
 
 class Worker:
-    """Registered in each worker of pytest-xdist."""
+    """Registered in workers of pytest-xdist that were given a device, replace another one, or may be replaced."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -57,7 +57,8 @@ class Worker:
             warn("giving this worker ports of its own", RuntimeError("all ranges are taken"))
             return
         self._ports = reserved
-        os.environ.update(reserved.environment(installed_release()))
+        for name, value in reserved.environment(installed_release()).items():
+            os.environ.setdefault(name, value)  # a port that the user has set stays
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.version import Version
 
-from pytest_vllm_cleanup.devices import ports
+from pytest_vllm_cleanup.devices import patience, ports
 from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
@@ -50,6 +51,11 @@ def other(tmp_path):
         process.communicate()
 
 
+def listed(folder):
+    """The processes on the waiting list."""
+    return [claim["pid"] for claim in json.loads((folder / "turns.json").read_text())]
+
+
 def test_what_another_process_has_is_waited_for_until_it_is_killed(other, tmp_path):
     process, _ = other
     sleeps = []
@@ -62,12 +68,34 @@ def test_what_another_process_has_is_waited_for_until_it_is_killed(other, tmp_pa
         time.sleep(seconds)
 
     board = Board(tmp_path)
-    assert [claim.pid for claim in board.claims()] == [process.pid]
+    assert listed(tmp_path) == [process.pid]
     board.wait(["a"], exclusive=False, sleep=sleep)
     assert len(sleeps) >= 3
-    assert [claim.pid for claim in board.claims()] == [os.getpid()]
+    assert listed(tmp_path) == [os.getpid()]
     board.leave()
-    assert board.claims() == []
+    assert listed(tmp_path) == []
+
+
+def test_a_long_wait_for_a_turn_says_once_for_whom(other, tmp_path, capsys):
+    process, sleeps = other[0], []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 400:
+            process.kill()
+            process.wait()
+
+    Board(tmp_path).wait(["a"], exclusive=False, sleep=sleep)
+    assert sum(sleeps) > 2 * patience.LONG
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"process {os.getpid()} has waited 30 s for its turn on a" in line
+    assert f"waiting for process {process.pid} (running, on a)" in line
+
+
+def test_who_waits_enters_again_if_the_list_has_been_removed(other, tmp_path):
+    board = Board(tmp_path)
+    board.wait(["a"], exclusive=True, sleep=lambda _seconds: (tmp_path / "turns.json").unlink())
+    assert listed(tmp_path) == [os.getpid()]
 
 
 def test_who_gives_up_waiting_stands_in_nobodys_way(other, tmp_path):
@@ -77,14 +105,14 @@ def test_who_gives_up_waiting_stands_in_nobodys_way(other, tmp_path):
     board = Board(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         board.wait(["a"], exclusive=True, sleep=interrupt)
-    assert [claim.pid for claim in board.claims()] == [other[0].pid]
+    assert listed(tmp_path) == [other[0].pid]
 
 
 def test_a_list_that_cannot_be_read_is_begun_anew(tmp_path):
     (tmp_path / "turns.json").write_text("[{")
     board = Board(tmp_path)
     board.wait(["a"], exclusive=True)
-    assert len(board.claims()) == 1
+    assert len(listed(tmp_path)) == 1
 
 
 def test_an_engine_starts_when_the_other_one_on_its_device_is_up_or_dead(other, tmp_path):
@@ -101,6 +129,24 @@ def test_an_engine_starts_when_the_other_one_on_its_device_is_up_or_dead(other, 
     killer.wait()
 
 
+def test_a_start_that_waits_says_for_whom(tmp_path, monkeypatch, capsys):
+    script = HOLDER.replace("sys.stdin.read()", "time.sleep(0.6)")
+    environ = {**os.environ, "PYTEST_XDIST_WORKER": "gw7"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environ
+    ) as process:
+        process.stdout.readline()
+        monkeypatch.setattr(patience, "LONG", 0.1)
+        free, engine = SimpleNamespace(number=1, waited=""), SimpleNamespace(number=2, waited="")
+        StartLocks(lambda: ["c"], tmp_path).before_build(free)
+        assert free.waited == ""
+        StartLocks(lambda: ["a"], tmp_path).before_build(engine)
+    assert engine.waited.endswith(f" s for process {process.pid} (gw7)")
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"process {os.getpid()} has waited 0.1 s to start an engine on a" in line
+    assert f"waiting for process {process.pid} (gw7)" in line
+
+
 def test_an_engine_that_is_built_inside_another_one_waits_for_nobody(tmp_path):
     locks = StartLocks(lambda: ["a", "b"], tmp_path)
     locks.before_build(ONE)
@@ -115,15 +161,13 @@ def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):
     mine, more = ports.reserve(tmp_path), ports.reserve(tmp_path)
     assert len({mine.first, more.first, other[1]}) == 3
     assert all(abs(mine.first - first) >= ports.BLOCK for first in (more.first, other[1]))
-    more.release()
-    mine.release()
 
 
 def test_when_all_ranges_are_taken_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(ports, "BLOCKS", 2)
     held = [ports.reserve(tmp_path) for _ in range(3)]
     assert held[2] is None
-    held[0].release()
+    del held[0]
     assert ports.reserve(tmp_path) is not None
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from engine_lab import IN_CHILD_PROCESSES, run_pytest
 
+from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.deadline import start_deadline
 from pytest_vllm_cleanup.engines.errors import EngineStartTimeoutError
+from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
 
 
 def test_what_hangs_in_this_process_is_interrupted_and_says_where() -> None:
@@ -55,6 +57,51 @@ def test_ctrl_c_is_not_mistaken_for_the_limit() -> None:
         raise KeyboardInterrupt
 
 
+class Waits:
+    """A listener that waits before an engine is built, as for the start of another one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, error: BaseException | None = None) -> None:
+        self._seconds, self._error = seconds, error
+        monkeypatch.setattr(registry, "listeners", [self])
+
+    def before_build(self, handle: EngineHandle) -> None:
+        time.sleep(self._seconds)
+        handle.waited = "3 s for process 7 (gw1)"
+        if self._error is not None:
+            raise self._error
+
+    def after_build(self, handle: EngineHandle) -> None:
+        pass
+
+    def after_close(self, handle: EngineHandle) -> None:
+        pass
+
+
+class Engine:
+    pass
+
+
+def test_waiting_for_the_start_of_another_engine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    Waits(monkeypatch, 0.6)
+    with start_deadline(0.4, "the engine"):
+        instrument._construct(lambda: None, Engine(), (), {})
+    told = r"not counted, it had waited 3 s for process 7 \(gw1\)"
+    with pytest.raises(EngineStartTimeoutError, match=told), start_deadline(0.4, "the engine"):
+        instrument._construct(_hang, Engine(), (), {})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.fail.Exception("a time limit of the test")])
+def test_an_engine_that_was_given_up_while_it_waited_is_not_being_built_for_ever(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    Waits(monkeypatch, 0, error)
+    before = {handle.number for handle in registry.handles()}
+    with pytest.raises(type(error)):
+        instrument._construct(lambda: None, Engine(), (), {})
+    left = [handle for handle in registry.handles() if handle.number not in before]
+    assert not [handle for handle in left if handle.state is State.BUILDING]
+
+
 INNER = """
 import os
 import pytest
@@ -96,7 +143,7 @@ hangs = hanging_loader:register
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("environ", "limit"),
-    [({}, 10), (IN_CHILD_PROCESSES, 45)],
+    [({}, 10), (IN_CHILD_PROCESSES, 75)],
     ids=["in process", "in child processes"],
 )
 def test_an_engine_that_hangs_is_stopped_with_its_stacks(

@@ -66,6 +66,16 @@ class Outcome:
         return found[0]
 
 
+def untouched() -> dict[str, str]:
+    """Return the environment without what tells an inner run of the outer one, or that it is one of a CI system."""
+    told = ("PYTEST_", "COV")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(told) and name not in ("CI", "BUILD_NUMBER")
+    }
+
+
 class Folder:
     """A folder with the files of a test suite.
 
@@ -86,8 +96,7 @@ class Folder:
 
     def start(self, *arguments: str, start: tuple[str, ...] = PYTEST, cwd: str = ".", **environ: str):
         """Start pytest in there."""
-        outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
-        environ = {"COLUMNS": "160", **outer, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ}
+        environ = {"COLUMNS": "160", **untouched(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ}
         return subprocess.Popen(
             [sys.executable, *start, *arguments],
             cwd=self.path / cwd,

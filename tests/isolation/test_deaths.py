@@ -92,7 +92,11 @@ def test_nothing_is_left_when_pytest_is_ended(family, number):
     pids = begun(family, process)
     process.send_signal(number)
     family.outcome(process, timeout=30)
-    assert process.returncode in (-number, 128 + number)
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + number
+        assert (family.path / "torn down.txt").exists(), "its fixtures were not torn down"
+    else:
+        assert process.returncode == -number
     assert not gone(pids, GONE_WITHIN)
 
 
@@ -209,10 +213,16 @@ def test_what_a_test_does_to_its_process_is_of_no_concern_to_others(strange):
 )
 def test_a_test_can_end_the_run(folder, statement, status, text):
     source = f"""
-import pytest
+import pytest, time
+
+@pytest.fixture
+def slow_end():
+    yield
+    time.sleep(0.5)
+    with open("torn down.txt", "a") as file: file.write("once ")
 
 @pytest.mark.vllm_isolated
-def test_ends(request):
+def test_ends(request, slow_end):
     {statement}
 
 def test_next(): pass
@@ -224,6 +234,7 @@ def test_next(): pass
     for run in (isolated, in_process):
         assert text.strip("! ") in run.output
         assert "INTERNALERROR" not in run.output + run.errors
+    assert (folder.path / "torn down.txt").read_text() == "once once ", "its teardown was cut short"
 
 
 CHILD = """

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from .runs import INNER, OFF, PYTEST, Folder
+from .runs import INNER, OFF, PYTEST, Folder, untouched
 from .test_matrix import cleaned, differences
 
 # Options, and what else is special. Each runs the same two tests.
@@ -217,7 +217,7 @@ def test_coverage_run_counts_what_isolated_tests_run(folder):
     assert run.counts == {"failed": 1, "passed": 2}
     for arguments in (("combine", "--append"), ("report", "-m")):
         command = [sys.executable, "-m", "coverage", *arguments]
-        report = subprocess.run(command, cwd=folder.path, capture_output=True, text=True)
+        report = subprocess.run(command, cwd=folder.path, env=untouched(), capture_output=True, text=True)
     assert re.search(r"^covered.py +8 +2 .* 9, 12$", report.stdout, re.M), report.stdout + report.stderr
 
 

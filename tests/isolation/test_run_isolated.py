@@ -85,6 +85,17 @@ def test_a_function_runs_in_a_fresh_interpreter_with_the_folder_path_and_environ
     assert "ADDED" not in os.environ
 
 
+def listeners():
+    from pytest_vllm_cleanup.engines.registry import registry
+
+    return [type(listener).__name__ for listener in registry.listeners]
+
+
+def test_below_a_worker_engines_of_a_function_start_one_by_one_with_those_of_others():
+    assert "StartLocks" in run_isolated(listeners, env={"PYTEST_XDIST_WORKER": "gw0"})
+    assert "StartLocks" not in run_isolated(listeners, env={"PYTEST_XDIST_WORKER": None})
+
+
 def test_local_functions_closures_and_classes_go_by_value():
     class Local:
         def __init__(self, value):
@@ -348,6 +359,7 @@ def end_by(number):
         (os._exit, 0, 0, "exited with code 0"),
         (end_by, signal.SIGKILL, -9, "was killed by SIGKILL.*out of memory"),
         (end_by, signal.SIGSEGV, -11, r"was killed by SIGSEGV(.|\n)*in end_by"),
+        (end_by, signal.SIGRTMIN + 6, -signal.SIGRTMIN - 6, r"was killed by signal \d+ before"),
     ],
 )
 def test_a_process_that_dies_is_told_with_its_code_or_signal(function, argument, code, said):
@@ -383,6 +395,10 @@ def test_a_timeout_ends_the_process_and_all_that_it_started_and_shows_where_it_w
     assert not runs(int((tmp_path / "pid").read_text()))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.returncode) == (str(caught.value), -signal.SIGABRT)
+
+
+def test_a_timeout_of_zero_means_any_time():
+    assert run_isolated(add, 1, timeout=0) == run_isolated(add, 1, timeout="0 s") == 2
 
 
 def test_what_a_function_has_started_ends_with_it(tmp_path):

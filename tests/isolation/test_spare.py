@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from pytest_vllm_cleanup.isolation.starter import Starter
 
 from .runs import children, gone
 
@@ -79,6 +82,13 @@ def test_none_is_started_without_the_option_or_for_the_last_test(folder):
         how = {"PYTHONPATH": "packs", "NOTES": str(folder.path / "notes.txt")}
         assert folder.run(option, **how).counts == {"passed": 2}
     assert notes(folder) == {}
+
+
+def test_a_process_has_the_environment_of_the_moment(monkeypatch):
+    monkeypatch.setattr("os.environ", {**os.environ, "SETTING": "replaced"})
+    process = Starter(shared_output=True, warm=False).take()
+    process.discard()
+    assert process.environ["SETTING"] == "replaced"
 
 
 CHANGES = """

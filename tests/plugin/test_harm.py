@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -48,18 +49,21 @@ def test_the_controller_of_a_distributed_run_loads_nothing_of_weight(pytester, m
     assert "LOADED []" in result.outlines
 
 
-def test_importing_the_plugin_takes_less_than_ten_milliseconds():
+def test_importing_the_plugin_takes_less_than_ten_milliseconds(tmp_path):
     program = (
         "import pytest, time\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"  # not that of others on a busy machine
         "import pytest_vllm_cleanup.plugin\n"
-        "print(time.perf_counter() - start)"
+        "print(time.process_time() - start)"
     )
+    # Compiled at the first time, as what pip installs is.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environ = {**outside, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-c", program]
     times = [
-        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
-        for _ in range(5)
+        float(subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout) for _ in range(5)
     ]
-    assert min(times) < 0.010
+    assert min(times) < 0.010, times
 
 
 SUITE = """

@@ -139,3 +139,34 @@ def test_other():
     )
     assert "the fixture ran" not in result.stdout.str()
     assert "During handling" not in result.stdout.str()
+
+
+OTHERS_GPUS = """
+@pytest.mark.gpus(64)
+def test_many(gpu_devices):
+    pass
+@pytest.mark.gpus("a100")
+def test_kind():
+    pass
+@pytest.mark.gpus
+def test_bare():
+    pass
+"""
+
+
+@pytest.mark.parametrize("described", ["ini", "conftest", "off"])
+def test_a_gpus_marker_of_the_suites_own_is_left_alone(run, pytester, described):
+    if described == "ini":
+        pytester.makeini("[pytest]\nmarkers =\n    gpus(kind): runs on such a GPU\n")
+    line = 'config.addinivalue_line("markers", "gpus: needs GPUs")' if described == "conftest" else "pass"
+    off = ["--vllm-cleanup-gpus=off"] if described == "off" else []
+    conftest = f"def pytest_configure(config):\n    {line}\n"
+    result = run(OTHERS_GPUS, "--strict-markers", *off, conftest=conftest)
+    assert result.parseoutcomes() == {"passed": 3}
+    if described == "ini":
+        shown = run(OTHERS_GPUS, "--markers").stdout.str()
+        assert shown.count("@pytest.mark.gpus") == 1
+
+
+def test_wrong_arguments_of_the_gpus_marker_stay_an_error_where_it_is_ours(run):
+    assert run(OTHERS_GPUS, "-k", "kind").parseoutcomes()["errors"] == 1

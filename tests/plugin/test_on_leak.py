@@ -269,6 +269,17 @@ def test_the_values_are_those_that_are_documented(value):
     )
 
 
+@pytest.mark.parametrize("source", ["ini", "environment"])
+def test_restart_for_all_runs_is_quarantine_where_no_worker_runs_the_tests(run, pytester, monkeypatch, source):
+    if source == "ini":
+        pytester.makeini("[pytest]\nvllm_cleanup_on_leak = restart\n")
+    else:
+        monkeypatch.setenv("PYTEST_VLLM_CLEANUP_ON_LEAK", "restart")
+    result = run(ENGINE + "def test_next():\n    engine()\n")
+    assert "on-leak=quarantine (restart is for workers of pytest-xdist)" in result.stdout.str()
+    assert "DeviceQuarantinedError" in result.stdout.str()
+
+
 def test_another_value_ends_the_run_with_the_valid_ones(run):
     result = run("def test_it():\n    pass\n", "--vllm-cleanup-on-leak=stop")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -145,9 +145,18 @@ def test_workers_that_share_a_device_have_ports_and_caches_of_their_own(machine)
     assert len({entry["TRITON_CACHE_DIR"] for entry in seen.values()}) == 2
 
 
-def test_without_the_options_no_environment_changes(machine):
+def test_ports_that_the_user_has_set_stay(machine):
+    machine = machine(1)
+    machine.environ.setenv("MASTER_PORT", "12345")
+    assert machine.run(EIGHT, "-n", "gpu").parseoutcomes() == {"passed": 8}
+    assert {entry["MASTER_PORT"] for entry in machine.diary("sees")} == {"12345"}
+    assert None not in {entry["VLLM_DP_MASTER_PORT"] for entry in machine.diary("sees")}
+
+
+def test_without_the_options_no_environment_changes_and_nothing_is_loaded(machine):
     machine = machine(2)
-    assert machine.run(EIGHT, "-n", "2").parseoutcomes() == {"passed": 8}
+    loaded = "def test_loaded():\n    assert 'pytest_vllm_cleanup.workers.worker' not in sys.modules\n"
+    assert machine.run(EIGHT + loaded, "-n", "2").parseoutcomes() == {"passed": 9}
     assert {entry["visible"] for entry in machine.diary("begins")} == {None}
     assert {entry[name] for entry in machine.diary("sees") for name in NAMES} == {None}
 
