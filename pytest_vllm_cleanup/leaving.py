@@ -19,6 +19,12 @@ from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 NAME = "vllm_cleanup_leaving"
 
 
+def activate(config: pytest.Config) -> None:
+    """Have engines closed when a run ends, if that was not arranged yet."""
+    if not config.pluginmanager.has_plugin(NAME):
+        config.pluginmanager.register(Leaving(config), NAME)
+
+
 class Terminated(KeyboardInterrupt):
     """The run was asked to end by SIGTERM. pytest then tears down as it does for Ctrl-C."""
 

@@ -21,7 +21,6 @@ from pytest_vllm_cleanup.engines.drain import release_unreleased, still_alive
 from pytest_vllm_cleanup.engines.registry import EngineHandle, Owner, registry
 from pytest_vllm_cleanup.guard import guarded, warn
 from pytest_vllm_cleanup.kept import Kept
-from pytest_vllm_cleanup.leaving import Leaving
 from pytest_vllm_cleanup.processes import marks
 from pytest_vllm_cleanup.report import payload, recording, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
@@ -41,7 +40,7 @@ def activate(config: pytest.Config) -> Monitor:
     if not isinstance(monitor, Monitor):
         monitor = Monitor(config)
         config.pluginmanager.register(monitor, NAME)
-        config.pluginmanager.register(Leaving(config), leaving.NAME)
+        leaving.activate(config)
     return monitor
 
 

@@ -20,7 +20,6 @@ from pytest_vllm_cleanup.report.carried import ISOLATED
 from pytest_vllm_cleanup.stash import SETTINGS
 
 NAME = "vllm_cleanup_isolator"
-_LEAVING = "vllm_cleanup_isolator_leaving"
 _MONITOR = "vllm_cleanup_monitor"
 _RUN = pytest.StashKey["_Run"]()
 _STARTUP = 120.0  # seconds for a process to start and import, beside the time that pytest-timeout gives the test
@@ -57,9 +56,7 @@ def activate(config: pytest.Config, items: list[pytest.Item]) -> bool:
             "--vllm-cleanup-isolate=off runs all tests in this process"
         )
     config.pluginmanager.register(isolator, NAME)
-    if not config.pluginmanager.has_plugin(leaving.NAME):
-        # SIGTERM to this process has that of a test end in order. By another name: the monitor may come yet.
-        config.pluginmanager.register(leaving.Leaving(config), _LEAVING)
+    leaving.activate(config)  # SIGTERM to this process has that of a test end in order
     return True
 
 
