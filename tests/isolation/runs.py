@@ -96,7 +96,7 @@ class Folder:
 
     def start(self, *arguments: str, start: tuple[str, ...] = PYTEST, cwd: str = ".", **environ: str):
         """Start pytest in there."""
-        environ = {"COLUMNS": "160", **untouched(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ}
+        environ = {**untouched(), "COLUMNS": "160", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ}
         return subprocess.Popen(
             [sys.executable, *start, *arguments],
             cwd=self.path / cwd,
