@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest_plugins = ["pytester"]
-# Their tests share inner runs, or compete for the caches of compiled code.
-TOGETHER = ("tests/chaos/", "tests/engines/", "tests/zoo/")
+# Their tests share inner runs.
+TOGETHER = ("tests/chaos/", "tests/zoo/")
 
 
 @pytest.hookimpl(optionalhook=True)
