@@ -98,31 +98,6 @@ class Settings:
         return f"vllm-cleanup: {', '.join(parts)}" if parts else ""
 
 
-def parse_check(value: object) -> str:
-    """Return which tests are checked. Raises ``ValueError`` naming the valid values."""
-    return _one_of(CHECKS, value)
-
-
-def parse_on_leak(value: object) -> str:
-    """Return what a leak does that stays. Raises ``ValueError`` naming the valid values."""
-    return _one_of(ON_LEAK, value)
-
-
-def parse_isolate(value: object) -> str:
-    """Return which tests run in a process of their own. Raises ``ValueError`` naming the valid values."""
-    return _one_of(ISOLATE, value)
-
-
-def parse_gpus(value: object) -> str:
-    """Return whether workers get GPUs of their own. Raises ``ValueError`` naming the valid values."""
-    return _one_of(GPUS, value)
-
-
-def parse_caches(value: object) -> str:
-    """Return who shares caches of compiled code. Raises ``ValueError`` naming the valid values."""
-    return _one_of(CACHES, value)
-
-
 def parse_count(value: object) -> int:
     """Return a number of at least 1. Raises ``ValueError`` for anything else."""
     text = str(value).strip()
@@ -131,10 +106,15 @@ def parse_count(value: object) -> int:
     return int(text)
 
 
-def _one_of(values: tuple[str, ...], value: object) -> str:
-    if value not in values:
-        raise ValueError(f"expected one of {', '.join(values)}, got {value!r}")
-    return str(value)
+def one_of(values: tuple[str, ...]) -> Callable[[object], str]:
+    """Return what lets these values pass, and raises a ``ValueError`` that names them for any other."""
+
+    def parse(value: object) -> str:
+        if value not in values:
+            raise ValueError(f"expected one of {', '.join(values)}, got {value!r}")
+        return str(value)
+
+    return parse
 
 
 def parse_flag(value: object) -> bool:
@@ -203,19 +183,19 @@ def load(config: pytest.Config) -> Settings:
         pytest.UsageError: a value is invalid; the text names where it stands and the valid values.
     """
     return Settings(
-        check=_setting(config, "check", parse_check, "marked"),
+        check=_setting(config, "check", one_of(CHECKS), "marked"),
         strict=_setting(config, "strict", parse_flag, False),
         tolerance=_setting(config, "tolerance", parse_tolerance, None),
         timeout=_setting(config, "timeout", parse_timeout, DEFAULT_TIMEOUT),
         start_timeout=_setting(config, "start_timeout", parse_timeout, None),
         record=_setting(config, "record", parse_flag, False),
-        on_leak=_setting(config, "on_leak", parse_on_leak, "quarantine"),
-        isolate=_setting(config, "isolate", parse_isolate, "marked"),
+        on_leak=_setting(config, "on_leak", one_of(ON_LEAK), "quarantine"),
+        isolate=_setting(config, "isolate", one_of(ISOLATE), "marked"),
         isolate_timeout=_setting(config, "isolate_timeout", parse_timeout, None),
         isolate_warm=_setting(config, "isolate_warm", parse_flag, False),
-        gpus=_setting(config, "gpus", parse_gpus, "off"),
+        gpus=_setting(config, "gpus", one_of(GPUS), "off"),
         workers_per_gpu=_setting(config, "workers_per_gpu", parse_count, 1),
-        caches=_setting(config, "caches", parse_caches, "shared"),
+        caches=_setting(config, "caches", one_of(CACHES), "shared"),
     )
 
 
@@ -224,7 +204,7 @@ def gpus_of(config: pytest.Config) -> tuple[str | None, int]:
 
     For pytest-xdist, which asks before the run is configured. Raises ``pytest.UsageError``.
     """
-    return _setting(config, "gpus", parse_gpus, None), _setting(config, "workers_per_gpu", parse_count, 1)
+    return _setting(config, "gpus", one_of(GPUS), None), _setting(config, "workers_per_gpu", parse_count, 1)
 
 
 def _setting(config: pytest.Config, name: str, parse: Callable[[Any], T], default: T) -> T:

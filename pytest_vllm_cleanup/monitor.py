@@ -25,10 +25,9 @@ from pytest_vllm_cleanup.processes import marks
 from pytest_vllm_cleanup.report import payload, recording, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
 from pytest_vllm_cleanup.scopes import WiderFixtures
-from pytest_vllm_cleanup.stash import SETTINGS
+from pytest_vllm_cleanup.stash import MONITOR, SETTINGS
 from pytest_vllm_cleanup.workers import starting, worker
 
-NAME = "vllm_cleanup_monitor"
 _RESULT = pytest.StashKey[Result]()
 _CHECK = pytest.StashKey[ReleaseCheck]()
 _FIXTURES_ONLY = pytest.StashKey[bool]()  # the test itself is not checked
@@ -36,10 +35,10 @@ _FIXTURES_ONLY = pytest.StashKey[bool]()  # the test itself is not checked
 
 def activate(config: pytest.Config) -> Monitor:
     """Return the monitor of a run, started if it was not yet."""
-    monitor = config.pluginmanager.get_plugin(NAME)
+    monitor = config.pluginmanager.get_plugin(MONITOR)
     if not isinstance(monitor, Monitor):
         monitor = Monitor(config)
-        config.pluginmanager.register(monitor, NAME)
+        config.pluginmanager.register(monitor, MONITOR)
         leaving.activate(config)
     return monitor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_vllm_cleanup.fixtures import (
     vllm_runner_factory,
 )
 from pytest_vllm_cleanup.guard import guarded, warn
-from pytest_vllm_cleanup.stash import SETTINGS
+from pytest_vllm_cleanup.stash import ISOLATED_CHILD, SETTINGS
 
 __all__ = ["assert_gpu_released", "gpu_devices", "gpu_memory", "vllm_runner", "vllm_runner_factory"]
 
@@ -66,7 +66,7 @@ def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager
 def _tie_workers(config: pytest.Config) -> None:
     """Have the workers of pytest-xdist know about devices, as far as the settings say so."""
     chosen = config.stash[SETTINGS]
-    if config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
+    if config.pluginmanager.has_plugin(ISOLATED_CHILD):
         return  # its parent has done all that
     if hasattr(config, "workerinput"):
         # Its own news from the controller, or a replacement to come; else there is nothing to do in it.
@@ -106,67 +106,66 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Watch the tests if one of them is checked or builds engines; else this plugin is done."""
+    used: Set[str] = frozenset()
+    with guarded("looking for this plugin's markers"):
+        used = _markers_used(session.items)
     with guarded("starting to watch the tests"):
         check_all = session.config.stash[SETTINGS].check == "all"
-        if (check_all and session.items) or _anything_for_us(session.items):
+        if (check_all and session.items) or _anything_for_us(session.items, used):
             from pytest_vllm_cleanup.monitor import activate
 
             activate(session.config)
             _show_leaks(session.config)
-    _take_turns(session)
-    _isolate(session)
-
-
-def _take_turns(session: pytest.Session) -> None:
-    """Give devices to the tests that ask for several, if there are such tests."""
-    if _has_marker(session.items, (markers.GPUS,)) and markers.gpus_is_ours(session.config):
+    if markers.GPUS in used:
         with guarded("giving devices to tests"):
-            from pytest_vllm_cleanup.workers import turn
-
-            turn.activate(session.config).watch(session.items)
-
-
-def _isolate(session: pytest.Session) -> None:
-    """Have the isolated tests, if there are any, run in processes of their own."""
-    config, wanted = session.config, session.config.stash[SETTINGS].isolate
-    if wanted == "off" or not session.items or config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
-        return
-    if wanted == "marked" and not _has_marker(session.items, (markers.ISOLATED,)):
-        return
-    from pytest_vllm_cleanup.isolation import isolator
-
+            _take_turns(session)
     try:
-        if isolator.activate(config, session.items):
-            _show_leaks(config)
+        _isolate(session, used)
     except pytest.UsageError:
         raise  # an option that cannot work is the user's business
     except Exception as problem:
         warn("preparing isolated tests", problem)
 
 
-def _has_marker(items: list[pytest.Item], names: Container[str]) -> bool:
+def _take_turns(session: pytest.Session) -> None:
+    """Give devices to the tests that ask for several."""
+    if markers.gpus_is_ours(session.config):
+        from pytest_vllm_cleanup.workers import turn
+
+        turn.activate(session.config).watch(session.items)
+
+
+def _isolate(session: pytest.Session, used: Set[str]) -> None:
+    """Have the isolated tests, if there are any, run in processes of their own."""
+    config, wanted = session.config, session.config.stash[SETTINGS].isolate
+    if wanted == "off" or not session.items or config.pluginmanager.has_plugin(ISOLATED_CHILD):
+        return
+    if wanted == "marked" and markers.ISOLATED not in used:
+        return
+    from pytest_vllm_cleanup.isolation import isolator
+
+    if isolator.activate(config, session.items):
+        _show_leaks(config)
+
+
+def _markers_used(items: list[pytest.Item]) -> Set[str]:
+    """Return the names of all markers on these tests and what they are in."""
     # Suites of many thousand tests pass here: parents are looked at once, not once for each of their tests.
-    seen: dict[object, bool] = {}
-    return any(_is_marked(item, names) or _has_marked_parent(item, names, seen) for item in items)
+    seen: set[object] = set()
+    names: set[str] = set()
+    for item in items:
+        node: pytest.Item | pytest.Collector | None = item
+        while node is not None and node not in seen:
+            seen.add(node)
+            names.update(mark.name for mark in node.own_markers)
+            node = node.parent
+    return names
 
 
-def _anything_for_us(items: list[pytest.Item]) -> bool:
-    return _has_marker(items, markers.MARKERS) or any(
+def _anything_for_us(items: list[pytest.Item], used: Set[str]) -> bool:
+    return not used.isdisjoint(markers.MARKERS) or any(
         not ENGINE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) for item in items
     )
-
-
-def _is_marked(node: pytest.Item | pytest.Collector, names: Container[str]) -> bool:
-    return any(mark.name in names for mark in node.own_markers)
-
-
-def _has_marked_parent(node: pytest.Item | pytest.Collector, names: Container[str], seen: dict[object, bool]) -> bool:
-    parent = node.parent
-    if not isinstance(parent, pytest.Collector):
-        return False
-    if parent not in seen:
-        seen[parent] = _is_marked(parent, names) or _has_marked_parent(parent, names, seen)
-    return seen[parent]
 
 
 def _show_leaks(config: pytest.Config) -> None:

@@ -12,10 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from ..processes import proc
-from . import inventory
+from . import driver, inventory
 from .offered import VARIABLES
-
-_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 def look() -> dict[str, Any]:
@@ -54,11 +52,10 @@ def cuda_is_up(modules: Mapping[str, ModuleType]) -> bool:
     started = getattr(getattr(modules.get("torch"), "cuda", None), "is_initialized", None)
     if started is not None and started():
         return True
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # nobody has loaded it
-        return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALISED)
+    library = driver.loaded()
+    return library is not None and bool(
+        library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != driver.NOT_INITIALISED
+    )
 
 
 _STARTERS = ("torch", "cupy", "tensorflow", "jax", "numba", "pycuda", "paddle", "mxnet")

@@ -17,8 +17,7 @@ from pytest_vllm_cleanup.isolation.address import Address, collectable, find
 from pytest_vllm_cleanup.isolation.repeaters import REPEATERS
 from pytest_vllm_cleanup.isolation.wire import Wire, plain
 from pytest_vllm_cleanup.monitor import activate
-
-NAME = "vllm_cleanup_isolated_child"
+from pytest_vllm_cleanup.stash import ISOLATED_CHILD
 
 # What has been done already when the parent chose the test, what it does with the reports, and what needs a terminal.
 # Writing results is the parent's too: plugins leave that alone in a worker of pytest-xdist, which this one poses as.
@@ -72,7 +71,7 @@ def run(order: dict[str, Any], wire: Wire, crashes: int) -> int:
             for name in REPEATERS:
                 config.pluginmanager.unregister(name=name)  # whose work is the parent's
             config.addinivalue_line("markers", "flaky: for plugins that repeat tests")
-            config.pluginmanager.register(Messenger(order["address"], wire, crashes), NAME)
+            config.pluginmanager.register(Messenger(order["address"], wire, crashes), ISOLATED_CHILD)
             junit.relay(config, order["junit"], partial(wire.send, "junit"))
             status = config.hook.pytest_cmdline_main(config=config)
         finally:

@@ -158,10 +158,7 @@ class Errand:
     def _end_strays(self) -> None:
         """End what is nobody's child, since whoever started it has ended; it is known by the mark of this errand."""
         self._seen = self._process.processes() | self._strays()
-        family = reap.Family(self._seen)
-        if family() and family.terminate(_GRACE):
-            reap.send_all(family(), signal.SIGKILL)
-            reap.wait(family, _GRACE)
+        reap.Family(self._seen).end(_GRACE)
         if reap.wait(self._strays, _HELPERS):
             reap.send_all(self._strays(), signal.SIGKILL)
             reap.wait(self._strays, _GRACE)

@@ -15,12 +15,10 @@ from pytest_vllm_cleanup.isolation import posing, remembered
 from pytest_vllm_cleanup.isolation.attempt import Attempt
 from pytest_vllm_cleanup.isolation.repeaters import REPEATERS
 from pytest_vllm_cleanup.isolation.starter import Starter
-from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 from pytest_vllm_cleanup.report.carried import ISOLATED
-from pytest_vllm_cleanup.stash import SETTINGS
+from pytest_vllm_cleanup.stash import MONITOR, SETTINGS
 
 NAME = "vllm_cleanup_isolator"
-_MONITOR = "vllm_cleanup_monitor"
 _RUN = pytest.StashKey["_Run"]()
 _STARTUP = 120.0  # seconds for a process to start and import, beside the time that pytest-timeout gives the test
 
@@ -55,8 +53,9 @@ def activate(config: pytest.Config, items: list[pytest.Item]) -> bool:
             f"{' and '.join(refused)}: cannot be used with the {what} of this run; "
             "--vllm-cleanup-isolate=off runs all tests in this process"
         )
+    # SIGTERM to this process has that of a test end in order. Before this one, which ends its spare process first.
+    leaving.activate(config)
     config.pluginmanager.register(isolator, NAME)
-    leaving.activate(config)  # SIGTERM to this process has that of a test end in order
     return True
 
 
@@ -134,8 +133,6 @@ class Isolator:
     def pytest_unconfigure(self) -> None:
         with guarded("ending the spare process for isolated tests"):
             self._starter.close()
-        with guarded("sending the watchdog away"):
-            current_watchdog().close()
 
     def _attempt(self, item: pytest.Item, timeout: float | None) -> Attempt:
         attempt = Attempt(item, self._starter.take(), timeout)
@@ -237,7 +234,7 @@ class _Hooks:
     def __init__(self, item: pytest.Item) -> None:
         self._hooks = item.ihook
         manager = item.config.pluginmanager
-        ours = [manager.get_plugin(NAME), manager.get_plugin(_MONITOR)]
+        ours = [manager.get_plugin(NAME), manager.get_plugin(MONITOR)]
         repeats = [manager.get_plugin(name) for name in REPEATERS]  # they decide by what they see when a report is made
         for name, kept in (
             ("pytest_runtest_setup", ours),

@@ -119,19 +119,12 @@ class FreshProcess:
                 raise TimeoutError
         return message
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until the process has ended. Return whether it has."""
-        try:
-            self._popen.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
     def interrupt(self, grace: float) -> None:
         """Have it end in order, as on Ctrl-C, and end it if it has not after so many seconds."""
         try:
             self._popen.send_signal(signal.SIGINT)
-            self.wait(grace)
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(grace)
             self.end()
         except BaseException:  # a second Ctrl-C
             reap.send_all(self._family()(), signal.SIGKILL)
@@ -148,10 +141,7 @@ class FreshProcess:
         """End the process and all that it has started, if something is left of them, and wait until they are gone."""
         if self._identity is not None:  # the watchdog looks once a second, and may not have seen the last ones
             self._known |= marks.left_by(self._identity)
-        left = self._family()
-        if left() and left.terminate(_GRACE):
-            reap.send_all(left(), signal.SIGKILL)
-            reap.wait(left, _GRACE)
+        self._family().end(_GRACE)
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(_GRACE)
 

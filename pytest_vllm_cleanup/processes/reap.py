@@ -93,6 +93,12 @@ class Family:
         send_all(tree.roots(self()), signal.SIGTERM)
         return wait(self, grace)
 
+    def end(self, grace: float) -> None:
+        """Ask them once to end, kill those that do not within so many seconds, and wait as long for these."""
+        if self() and self.terminate(grace):
+            send_all(self(), signal.SIGKILL)
+            wait(self, grace)
+
 
 def _open(pid: int) -> int | None:
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_vllm_cleanup.devices import assign
 from pytest_vllm_cleanup.devices.offered import Offer, Offered
+from pytest_vllm_cleanup.stash import ISOLATED_CHILD
 
 KEY = "vllm_cleanup"
 """Where they are in ``config.workerinput``."""
@@ -50,7 +51,7 @@ def orders_of(config: pytest.Config) -> Orders | None:
     data: dict[str, Any] | None = getattr(config, "workerinput", {}).get(KEY)
     # The process of an isolated test has its parent's input; its devices are those of the environment, and the parent
     # waits for the turn.
-    if data is None or config.pluginmanager.has_plugin("vllm_cleanup_isolated_child"):
+    if data is None or config.pluginmanager.has_plugin(ISOLATED_CHILD):
         return None
     devices = tuple(Offered(*device) for device in data["devices"])
     return Orders(data["rank"], data["sharers"], Offer(tuple(data["variables"]), devices))

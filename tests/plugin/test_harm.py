@@ -130,6 +130,8 @@ PLACES = [
     ("checks.references", "Released", "restore"),
     ("checks.check", "charges"),
     ("checks.gate", "Gate", "leaked"),
+    ("plugin", "_markers_used"),
+    ("plugin", "_isolate"),
 ]
 
 

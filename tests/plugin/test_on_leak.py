@@ -263,7 +263,7 @@ def test_with_checks_off_there_are_no_leaks_to_remember(run):
 
 @pytest.mark.parametrize("value", ["fail", "quarantine", "exit"])
 def test_the_values_are_those_that_are_documented(value):
-    assert config.parse_on_leak(value) == value
+    assert config.one_of(config.ON_LEAK)(value) == value
     assert config.Settings(on_leak=value).header() == (
         "" if value == "quarantine" else f"vllm-cleanup: on-leak={value}"
     )

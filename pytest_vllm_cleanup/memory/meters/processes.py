@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_vllm_cleanup.devices import driver
 from pytest_vllm_cleanup.processes import proc
 
 from ..reading import ProcessUse
@@ -14,7 +14,6 @@ from ..reading import ProcessUse
 # Every process with a CUDA context holds one of these open: the driver's memory manager on Linux, its only device
 # on WSL, and its memory map on Jetson. So do processes that only ask NVML, at least since driver 580.
 _OPEN_WITH_CUDA = ("/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap")
-_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 # They serve the whole session and hold nothing of an engine: Python's helper for shared memory, and this plugin's own.
 # All words of one: a test may start a process with the name of this plugin in its command line.
@@ -44,16 +43,15 @@ def uses_driver(pid: int) -> bool:
 
 def holds_context() -> bool:
     """Whether this process may have a CUDA context, asked of the driver without loading or starting it."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # nobody has loaded it
+    library = driver.loaded()
+    if library is None:
         return False
     count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    error = driver.cuDeviceGetCount(ctypes.byref(count))
+    error = library.cuDeviceGetCount(ctypes.byref(count))
     if error:
-        return bool(error != _NOT_INITIALISED)
+        return bool(error != driver.NOT_INITIALISED)
     return any(
-        driver.cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active)) or active.value
+        library.cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active)) or active.value
         for number in range(count.value)
     )
 
