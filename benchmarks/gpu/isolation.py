@@ -73,6 +73,25 @@ def play(run: Run, device: Device, limit: float) -> dict[str, Any]:
     }
 
 
+def summary(ways: dict[str, Any]) -> dict[str, Any]:
+    """Compare the ways that have been run so far."""
+    plain = ways.get("plain spawn", {}).get("seconds_a_test")
+    factors = {
+        way: round(plain / found["seconds_a_test"], 2)
+        for way, found in ways.items()
+        if plain and found["seconds_a_test"]
+    }
+    left = [
+        bytes_ for found in ways.values() for bytes_ in found["more_on_the_device_after_each"] if bytes_ is not None
+    ]
+    clean = all(found["exit_status"] == 0 for found in ways.values())
+    return {
+        "times_as_fast_as_a_plain_spawn": factors,
+        "most_left_after_a_test": max(left, default=None),
+        "passed": clean and factors.get("isolated, warm spare", 0) >= WANTED and max(left, default=0) <= _SHARP,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="file for the figures, as JSON")
@@ -90,25 +109,9 @@ def main() -> int:
                 results.data["ways"][way] = play(run, device, options.limit)
                 if run.process.poll() != 0:
                     print(run.output()[-3000:])
+            results.data["summary"] = summary(results.data["ways"])
             results.write()
             time.sleep(LOOK)
-    ways = results.data["ways"]
-    plain = ways["plain spawn"]["seconds_a_test"]
-    factors = {
-        way: round(plain / found["seconds_a_test"], 2)
-        for way, found in ways.items()
-        if plain and found["seconds_a_test"]
-    }
-    left = [
-        bytes_ for found in ways.values() for bytes_ in found["more_on_the_device_after_each"] if bytes_ is not None
-    ]
-    clean = all(found["exit_status"] == 0 for found in ways.values())
-    results.data["summary"] = {
-        "times_as_fast_as_a_plain_spawn": factors,
-        "most_left_after_a_test": max(left, default=None),
-        "passed": clean and factors.get("isolated, warm spare", 0) >= WANTED and max(left, default=0) <= _SHARP,
-    }
-    results.write()
     print(json.dumps(results.data["summary"]))
     return 0 if results.data["summary"]["passed"] else 1
 

@@ -30,8 +30,9 @@ def main(connection: int, faults: int) -> None:
         name, order = wire.receive()
         if name == "warm":
             warm_up(order["modules"], order["path"])
+            wire.send("warm")
             name, order = wire.receive()
-    except EOFError:  # nobody needs it
+    except (EOFError, OSError):  # nobody needs it
         return
     settle_in(order)
     if name == "test":

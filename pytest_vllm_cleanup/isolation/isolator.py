@@ -74,7 +74,11 @@ class Isolator:
     def __init__(self, config: pytest.Config, leaked_before: frozenset[str]) -> None:
         self._settings: Settings = config.stash[SETTINGS]
         self._leaked_before = leaked_before
-        self._starter = Starter(shared_output=config.getoption("capture") == "no", warm=self._settings.isolate_warm)
+        self._starter = Starter(
+            shared_output=config.getoption("capture") == "no",
+            warm=self._settings.isolate_warm,
+            alike=getattr(config, "workerinput", {}).get("workercount", 1),
+        )
         self._left = 0
         self._workerinput: dict[str, Any] | None = None
 
@@ -145,8 +149,7 @@ class Isolator:
             None if factory is None else str(factory.getbasetemp() / f"isolated-{self._starter.taken}"),
             self._workerinput,
         )
-        if self._left > 0:
-            self._starter.prepare()
+        self._starter.prepare(self._left)
         return attempt
 
 

@@ -76,6 +76,46 @@ def test_the_next_process_imports_while_a_test_runs(folder):
     assert len(imports) == 3, "a process was started that no test needed"
 
 
+@pytest.fixture
+def slow_imports(tmp_path, monkeypatch):
+    """An interpreter of which others are started, where it takes a while to import vLLM."""
+    packages = tmp_path / "packages"
+    (packages / "vllm").mkdir(parents=True)
+    (packages / "vllm" / "__init__.py").write_text("import time\ntime.sleep(1.5)\n")
+    (packages / "torch.py").write_text("")
+    monkeypatch.syspath_prepend(packages)
+
+
+@pytest.mark.parametrize(
+    ("processors", "alike", "ahead"), [(16, 1, [2, 3, 4, 4]), (16, 2, [2, 2, 2, 2]), (2, 1, [1] * 4)]
+)
+def test_more_are_started_ahead_where_tests_are_over_sooner_than_imports(
+    slow_imports, monkeypatch, processors, alike, ahead
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    starter, taken = Starter(shared_output=True, warm=True, alike=alike), []
+    try:
+        for number in reversed(range(1, 5)):
+            starter.prepare(number)
+            taken.append((starter.take(), starter.ahead))  # at once
+        assert [seen for _, seen in taken] == ahead
+    finally:
+        for process, _ in taken:
+            process.discard()
+        starter.close()
+
+
+def test_one_is_enough_where_imports_are_over_sooner_than_tests(slow_imports, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    starter = Starter(shared_output=True, warm=True)
+    starter.prepare(3)
+    time.sleep(6)
+    process = starter.take()
+    process.discard()
+    starter.close()
+    assert starter.ahead == 1
+
+
 def test_none_is_started_without_the_option_or_for_the_last_test(folder):
     folder = folder(files("import pytest\n@pytest.mark.vllm_isolated\ndef test_it(): pass\ndef test_two(): pass\n"))
     for option in ("--vllm-cleanup-isolate=marked", "--vllm-cleanup-isolate-warm"):
