@@ -17,7 +17,9 @@ QUIET = ("-q", "--disable-warnings", "-p", "no:cacheprovider")
 
 
 def run(*arguments):
-    environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    # Others cover what is covered here, and a run that is measured imports vLLM a third more slowly.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     return subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=pages.ROOT, env=environ, timeout=540
     )
