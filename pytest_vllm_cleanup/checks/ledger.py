@@ -266,10 +266,9 @@ def footprint(before: Reading, after: Reading) -> Adjustment:
     if after.children is not None:
         children = after.children - (before.children or 0)
     elif before.reserved is None and after.reserved is not None and allocated > 0:
-        pass  # Processes are hidden, and CUDA came up in this one meanwhile: what is not a tensor may be its context.
+        pass  # processes are hidden, and CUDA came up in this one meanwhile: what is no tensor may be its context
     elif after.used is not None and before.used is not None:
-        # Processes are hidden (in containers): what is not this process's allocator's, and not that of a process which
-        # is surely not ours, is the engine's.
+        # Hidden (in containers): what is neither this process's allocator's, nor surely a stranger's, is the engine's.
         theirs = Tenants(before, after).held()
         children = after.used - theirs[1] - (before.used - theirs[0]) - ((after.reserved or 0) - (before.reserved or 0))
     return Adjustment(allocated=allocated, children=children, below=below)

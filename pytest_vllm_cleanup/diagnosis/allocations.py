@@ -43,12 +43,6 @@ class Pool:
     reserved: int
     active: int
 
-    def since(self, before: Pool | None) -> Pool:
-        """Return what the pool has got since then."""
-        if before is None:
-            return self
-        return Pool(self.device, self.id, self.reserved - before.reserved, self.active - before.active)
-
 
 @dataclass(frozen=True, slots=True)
 class Books:

@@ -1,14 +1,17 @@
-"""Finding the live objects of some classes, without asking any object anything but its type.
+"""Finding the live objects of some classes, and what an object refers to, without running any code of theirs.
 
-Costs 100 ms for a million live objects, nearly all of it inside the interpreter.
+Finding them costs 100 ms for a million live objects, nearly all of it inside the interpreter.
 """
 
 from __future__ import annotations
 
 import gc
+import types
 from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Any
+
+from pytest_vllm_cleanup.diagnosis import safely
 
 _get_objects = gc.get_objects
 
@@ -35,3 +38,31 @@ def with_subclasses(kind: type) -> Iterator[type]:
             seen.add(id(kind))
             yield kind
             waiting += type.__subclasses__(kind)
+
+
+def held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
+    """Return which of some objects another one refers to.
+
+    Args:
+        referrer: it; it refers to at least one of them.
+        wanted: what to return for each of them, by id.
+    """
+    if len(wanted) == 1:
+        return list(wanted.values())
+    kind: Any = type(referrer)
+    if kind is dict:
+        try:
+            found = {id(value) for value in dict.values(referrer) if id(value) in wanted}
+            found |= {id(key) for key in dict.keys(referrer) if id(key) in wanted}
+        except RuntimeError:
+            found = set()
+    elif safely.is_container(kind) and kind is not types.MappingProxyType:
+        try:
+            found = {id(value) for value in kind.__iter__(referrer) if id(value) in wanted}
+        except RuntimeError:
+            found = set()
+        if issubclass(kind, dict):
+            found |= {id(value) for _, value in safely.items(referrer) if id(value) in wanted}
+    else:
+        found = {id(value) for value in gc.get_referents(referrer) if id(value) in wanted}
+    return [wanted[known] for known in found]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_vllm_cleanup.diagnosis import arrays, graphs, places, safely, unseen
+from pytest_vllm_cleanup.diagnosis import arrays, graphs, heap, places, safely, unseen
 from pytest_vllm_cleanup.diagnosis.callables import GENERATORS, generator_code
 from pytest_vllm_cleanup.diagnosis.ranks import LIBRARY, UNKNOWN
 from pytest_vllm_cleanup.diagnosis.roots import Root, Roots
@@ -213,7 +213,7 @@ class Search:
             return
         kind = self._roots.kind(referrer)
         holder = self._places.get(id(referrer))
-        for place in _held_by(referrer, wanted):
+        for place in heap.held_by(referrer, wanted):
             self._referrers[place] += 1
             if kind:
                 self._add_root(place, kind, referrer)
@@ -273,29 +273,6 @@ def _path(place: int, toward: dict[int, int]) -> list[int]:
         path.append(place)
         place = toward[place]
     return path
-
-
-def _held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
-    """Return the places of those wanted objects that an object refers to."""
-    if len(wanted) == 1:
-        return list(wanted.values())
-    kind: Any = type(referrer)
-    if kind is dict:
-        try:
-            found = {id(value) for value in dict.values(referrer) if id(value) in wanted}
-            found |= {id(key) for key in dict.keys(referrer) if id(key) in wanted}
-        except RuntimeError:
-            found = set()
-    elif safely.is_container(kind) and kind is not types.MappingProxyType:
-        try:
-            found = {id(value) for value in kind.__iter__(referrer) if id(value) in wanted}
-        except RuntimeError:
-            found = set()
-        if issubclass(kind, dict):
-            found |= {id(value) for _, value in safely.items(referrer) if id(value) in wanted}
-    else:
-        found = {id(value) for value in gc.get_referents(referrer) if id(value) in wanted}
-    return [wanted[known] for known in found]
 
 
 def _is_of_search(thing: Any, running: set[int]) -> bool:

@@ -8,11 +8,13 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 _PIECE = 2**16  # bytes read at once
+_REST = 1.0  # seconds for what is left in the pipes; whoever still writes then has nothing to do with the process
 
 
 @contextmanager
@@ -78,11 +80,14 @@ class _Pump:
         poll = select.poll()
         for descriptor in (stopped, *self._streams):
             poll.register(descriptor, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()} - {stopped}
-            if not ready:  # stopped, and nothing is left
+        end: float | None = None
+        while end is None or time.monotonic() < end:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if stopped in ready and end is None:
+                end = time.monotonic() + _REST
+            if ready == {stopped}:  # and nothing is left
                 break
-            for descriptor in ready:
+            for descriptor in ready - {stopped}:
                 self._write(descriptor, os.read(descriptor, _PIECE))
         for descriptor in self._streams:
             self._write(descriptor, b"")

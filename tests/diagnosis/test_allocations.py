@@ -73,12 +73,6 @@ def test_private_pools_are_added_up_and_the_common_one_is_none():
     assert pools_in(SEGMENTS, "cuda:1") == []
 
 
-def test_a_pool_is_compared_with_itself():
-    before, after = Pool("cuda:0", (0, 3), 2 * MIB, 0), Pool("cuda:0", (0, 3), 6 * MIB, 2 * MIB)
-    assert after.since(before) == Pool("cuda:0", (0, 3), 4 * MIB, 2 * MIB)
-    assert after.since(None) == after
-
-
 def test_the_stack_of_a_block_begins_at_the_users_code():
     assert stack_in(SEGMENTS, 0x1000, "cuda:0") == ("tests/test_it.py:12 test_keeps", f"{SHOWN}:7 forward")
 
