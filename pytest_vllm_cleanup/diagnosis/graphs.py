@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pytest_vllm_cleanup.diagnosis import safely
+from pytest_vllm_cleanup.diagnosis import heap, safely
 
 _MOST_NODES = 5000  # of all graphs together
 _SAVED = "_raw_saved_"
+_clock = time.monotonic  # a test may have stopped it
 
 
 def is_tensor(kind: type[Any]) -> bool:
     """Whether objects of a class are plain tensors: a subclass might have code of its own for everything."""
+    return safely.is_among(kind, _plain())
+
+
+def _plain() -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
-    plain: tuple[Any, ...] = () if torch is None else (getattr(torch, "Tensor", None), torch.nn.Parameter)
-    return safely.is_among(kind, plain)
+    return () if torch is None else (getattr(torch, "Tensor", None), torch.nn.Parameter)
 
 
 def gradient(tensor: Any) -> Any:
@@ -28,11 +32,12 @@ def gradient(tensor: Any) -> Any:
     return tensor.grad
 
 
-def owners(things: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def owners(things: Iterable[Any], deadline: float) -> Iterator[tuple[Any, Any]]:
     """Look for tensors that keep others through C code.
 
     Args:
         things: objects to which no Python object refers.
+        deadline: when to stop, on the clock of ``time.monotonic``.
 
     Returns:
         pairs of owner and what is owned.
@@ -41,9 +46,9 @@ def owners(things: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     if not wanted:
         return
     nodes: dict[int, Any] = {}
-    for thing in gc.get_objects():
-        if not is_tensor(type(thing)):
-            continue
+    for thing in heap.instances(map(id, _plain())):
+        if _clock() >= deadline:
+            return
         owned = wanted.get(id(gradient(thing)))
         if owned is not None:
             yield thing, owned

@@ -12,11 +12,11 @@ import heapq
 import math
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_vllm_cleanup.diagnosis import arrays, graphs, heap, places, safely, unseen
+from pytest_vllm_cleanup.diagnosis import arrays, graphs, heap, places, safely, unseen, ways
 from pytest_vllm_cleanup.diagnosis.callables import GENERATORS, generator_code
 from pytest_vllm_cleanup.diagnosis.ranks import LIBRARY, UNKNOWN
 from pytest_vllm_cleanup.diagnosis.roots import Root, Roots
@@ -29,6 +29,7 @@ _MOST_ROOTS = 8  # of one kind and rank that refer to one object: as all tests o
 _MOST_NAMED = 200  # roots of one group
 _WALKING = 0.9  # of the time, the rest is for naming
 _DETOUR = 2.0
+_SELDOM = 10.0  # times as long as it takes, until ranks are looked up again
 _clock = time.monotonic  # a test may have stopped it
 
 
@@ -65,6 +66,7 @@ class Search:
         self._started, self._deadline = _clock(), deadline
         self._walk_until = self._started + (deadline - self._started) * _WALKING
         self._satisfied: float | None = None  # since when there is a root for each group
+        self._ranked: tuple[float, float, list[int]] = (-math.inf, 0.0, [])  # when, how long it took, the ranks
         self._roots = Roots(base)
         self._variables, self._running = unseen.variables(base)
         self._objects: list[Any] = []
@@ -99,12 +101,14 @@ class Search:
         ends: list[list[Any]] = []
         waiting = {place for _, place in self._waiting}
         unfinished = waiting or set(self._ends)
-        for place, toward in self._ways(self._groups[group]):
+        for place, toward in ways.cheapest_first(
+            self._groups[group], self._holders, self._price, self._detour, self._deadline
+        ):
             if place in self._beginnings:
-                way = _path(place, toward)
+                way = ways.path(place, toward)
                 begun += [(beginning, way) for beginning in self._beginnings[place]]
             elif place in unfinished and len(ends) < most:
-                ends.append([self._objects[at] for at in _path(place, toward)])
+                ends.append([self._objects[at] for at in ways.path(place, toward)])
         begun.sort(key=lambda start: (start[0].rank, len(start[1])))
         for beginning, way in begun[:_MOST_NAMED]:
             if found and _clock() >= self._deadline:
@@ -131,23 +135,14 @@ class Search:
             return self._roots.name_variable(beginning.variable, path)
         return self._roots.name(beginning.kind, [self._objects[beginning.root], *path])
 
-    def _ways(self, targets: Iterable[int]) -> Iterator[tuple[int, dict[int, int]]]:
-        """Iterate over all objects from which a target can be reached, cheapest first, and the next ones on the way."""
-        queue: list[tuple[float, int, int]] = [(0.0, target, -1) for target in targets]
-        toward: dict[int, int] = {}
-        while queue:
-            cost, place, following = heapq.heappop(queue)
-            if place not in toward:
-                toward[place] = following
-                yield place, toward
-                for holder in self._holders[place]:
-                    heapq.heappush(queue, (cost + self._price(place, holder), holder, place))
+    def _price(self, place: int) -> float:
+        """Return what it costs to go on from an object."""
+        return 1 + max(0.0, math.log2(max(1, self._referrers[place]) / _FEW_REFERRERS))
 
-    def _price(self, place: int, holder: int) -> float:
-        """Return what it costs to go on from an object to one of its holders."""
-        shared = max(0.0, math.log2(max(1, self._referrers[place]) / _FEW_REFERRERS))
+    def _detour(self, holder: int) -> float:
+        """Return what it costs more to go by way of an object."""
         # A wrapper's function has copies of the attributes of what it wraps (functools.wraps).
-        return 1 + shared + _DETOUR * (type(self._objects[holder]) is types.FunctionType)
+        return _DETOUR * (type(self._objects[holder]) is types.FunctionType)
 
     # Walking.
 
@@ -180,11 +175,17 @@ class Search:
         return now > self._satisfied + (0.1 + taken * 0.5) * (1 + max(ranks))
 
     def _ranks(self) -> list[int]:
-        """Return the best rank of the roots that each group has so far."""
-        return [min(map(self._rank, self._ways(group)), default=UNKNOWN) for group in self._groups]
+        """Return the best rank of the roots that each group has; where that takes long, had a little earlier."""
+        (when, took, ranks), now = self._ranked, _clock()
+        if now - when >= _SELDOM * took:
+            ranks = [
+                min(map(self._rank, ways.reached(group, self._holders)), default=UNKNOWN) for group in self._groups
+            ]
+            self._ranked = (now, _clock() - now, ranks)
+        return ranks
 
-    def _rank(self, way: tuple[int, dict[int, int]]) -> int:
-        return min((beginning.rank for beginning in self._beginnings.get(way[0], ())), default=UNKNOWN)
+    def _rank(self, place: int) -> int:
+        return min((beginning.rank for beginning in self._beginnings.get(place, ())), default=UNKNOWN)
 
     def _expand(self, batch: list[tuple[float, int]]) -> None:
         # A tuple is passed on as it is; from anything else a new one would be made, which is a referrer too.
@@ -204,7 +205,7 @@ class Search:
         referrers.clear()
         costs = {place: cost for cost, place in batch}
         for holder, place in new.items():
-            heapq.heappush(self._waiting, (costs[place] + self._price(place, holder), holder))
+            heapq.heappush(self._waiting, (costs[place] + self._price(place) + self._detour(holder), holder))
         self._ends += [place for _, place in batch if not self._referrers[place]]
 
     def _meet(self, referrer: Any, wanted: dict[int, int], new: dict[int, int]) -> None:
@@ -217,12 +218,11 @@ class Search:
             self._referrers[place] += 1
             if kind:
                 self._add_root(place, kind, referrer)
-            elif holder is not None:
-                self._holders[place].append(holder)
             elif self._referrers[place] <= _MOST_REFERRERS:
-                holder = self._store(referrer)
+                if holder is None:
+                    holder = self._store(referrer)
+                    new[holder] = place
                 self._holders[place].append(holder)
-                new[holder] = place
 
     def _store(self, thing: Any) -> int:
         place = self._places[id(thing)] = self._append(thing)
@@ -248,7 +248,7 @@ class Search:
         """Look for what only C code refers to. Return whether there are new objects to go on from."""
         ends = [self._objects[place] for place in self._ends]
         self._ignored.add(id(ends))
-        self._go_on_from(graphs.owners(ends))
+        self._go_on_from(graphs.owners(ends, self._walk_until))
         ends.clear()
         self._go_on_from(arrays.owners(self._places, self._walk_until))
         return bool(self._waiting)
@@ -265,14 +265,6 @@ class Search:
 
 def _order(root: Root) -> tuple[int, int]:
     return root.rank, len(root.segments)
-
-
-def _path(place: int, toward: dict[int, int]) -> list[int]:
-    path = []
-    while place >= 0:
-        path.append(place)
-        place = toward[place]
-    return path
 
 
 def _is_of_search(thing: Any, running: set[int]) -> bool:

@@ -182,6 +182,29 @@ def test_the_time_limit_holds_where_very_many_roots_refer_to_one_object() -> Non
     assert str(found[0][0]) == "test 'test_x': Item.shared[0] -> Node"
 
 
+def knot(size: int) -> list[Any]:
+    """Return lists that all hold all, each with a node of its own at its end."""
+    lists: list[Any] = [[] for _ in range(size)]
+    for each in lists:
+        each.extend(lists)
+        each.append(Node())
+    return lists
+
+
+@pytest.mark.parametrize("size", [300, 2000])  # one that can be untied in time, and one that cannot
+def test_the_time_limit_holds_where_all_hold_all(size: int) -> None:
+    KEPT["knot"] = [[[[[[knot(size)]]]]]]
+    groups = [[each[-1]] for each in KEPT["knot"][0][0][0][0][0][0][:30]]
+    started = time.monotonic()
+    found = find_chains_to_each(groups, deadline=started + 2, base=str(ROOT))
+    taken = time.monotonic() - started
+    for each in KEPT["knot"][0][0][0][0][0][0]:
+        each.clear()
+    assert taken < 3  # 7 s when all ways through it were compared
+    if size == 300:
+        assert str(found[0][0]).startswith(f"{HERE}: module global KEPT['knot'][0][0]")
+
+
 class Item(pytest.Item):
     def runtest(self) -> None:
         pass

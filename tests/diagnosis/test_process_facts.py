@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -81,7 +83,12 @@ def orphan(monkeypatch):
             launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         inputs.append(launcher)
         assert launcher.wait(10) == 0
-        return int(launcher.stdout.readline())
+        pid = int(launcher.stdout.readline())
+        deadline = time.monotonic() + 10
+        while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(sys.executable)):
+            assert time.monotonic() < deadline, "it is still the shell's fork"
+            time.sleep(0.01)
+        return pid
 
     yield orphan
     for launcher in inputs:
