@@ -16,6 +16,7 @@ from pytest_vllm_cleanup.engines.errors import EngineCleanupWarning
 from pytest_vllm_cleanup.isolation import cargo, coverage, surroundings
 from pytest_vllm_cleanup.isolation.errand import Errand
 from pytest_vllm_cleanup.isolation.errors import IsolatedProcessError, RemoteTraceback
+from pytest_vllm_cleanup.isolation.neighbour_memory import Piece
 from pytest_vllm_cleanup.isolation.output import passed_on
 from pytest_vllm_cleanup.memory.units import parse_duration
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
@@ -81,18 +82,18 @@ def run_isolated(
         }
         with passed_on() as streams:
             errand = Errand(name, environ, streams)
-            errand.carry_out(order, (call.fileno(), answer.fileno()), limit)
+            errand.carry_out(order, call, answer, limit)
         for note in errand.notes:
             warnings.warn(f"{name}: {note}", EngineCleanupWarning, stacklevel=2)
         answer.seek(0)
         facts = cargo.unpack(answer)
         if facts["how"] == "returned":
-            result: T = _result(answer, errand.places, name)
+            result: T = _result(answer, errand.pieces, name)
             return result
         if facts["how"] == "not returned":
             what = f"{facts['type']}: {facts['text']}; {facts['advice']}"
             raise TypeError(f"{name}: the result cannot be brought to this process: {what}")
-        raise _error(answer, errand.places, facts, name) from RemoteTraceback(facts["traceback"])
+        raise _error(answer, errand.pieces, facts, name) from RemoteTraceback(facts["traceback"])
 
 
 def _name_of(function: object) -> str:
@@ -140,9 +141,9 @@ def _packed(file: IO[bytes], call: tuple[Any, ...], name: str) -> cargo.Names:
         ) from problem
 
 
-def _result(answer: IO[bytes], places: cargo.Places, name: str) -> Any:
+def _result(answer: IO[bytes], pieces: Sequence[Piece], name: str) -> Any:
     try:
-        return cargo.unpack(answer, places)
+        return cargo.unpack(answer, pieces)
     except Exception as problem:
         raise TypeError(
             f"{name}: the result cannot be loaded in this process: {type(problem).__name__}: {problem}. "
@@ -150,7 +151,7 @@ def _result(answer: IO[bytes], places: cargo.Places, name: str) -> Any:
         ) from problem
 
 
-def _error(answer: IO[bytes], places: cargo.Places, facts: dict[str, Any], name: str) -> BaseException:
+def _error(answer: IO[bytes], pieces: Sequence[Piece], facts: dict[str, Any], name: str) -> BaseException:
     what = f"{facts['type']}: {facts['text']}" if facts["text"] else facts["type"]
     if facts["how"] == "not loaded":
         return IsolatedProcessError(
@@ -161,7 +162,7 @@ def _error(answer: IO[bytes], places: cargo.Places, facts: dict[str, Any], name:
     why = facts["why"]
     if why is None:
         try:
-            error = cargo.unpack(answer, places)
+            error = cargo.unpack(answer, pieces)
             assert isinstance(error, BaseException)
         except Exception as problem:
             why = f"{type(problem).__name__}: {problem}"

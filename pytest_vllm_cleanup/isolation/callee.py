@@ -15,7 +15,8 @@ from typing import IO, Any
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.registry import registry
-from pytest_vllm_cleanup.isolation import cargo, coverage
+from pytest_vllm_cleanup.isolation import cargo, coverage, neighbour_memory
+from pytest_vllm_cleanup.isolation.neighbour_memory import Piece
 from pytest_vllm_cleanup.isolation.wire import Wire
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
 from pytest_vllm_cleanup.workers import starting
@@ -27,7 +28,8 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     """Call the function of an order.
 
     Two files come with the order: what is to be called, and where the answer goes. The answer is a dictionary with how
-    it went, then the result, or the exception if it can be brought to the caller.
+    it went, then the result, or the exception if it can be brought to the caller. Its big pieces stay where they are
+    until the caller says "taken"; if it says "write" before, they are written to the file.
 
     Args:
         order: the names that the caller has itself, and how it is measured by coverage.
@@ -45,11 +47,9 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     try:
         _tell(wire, "started")
         files = open(source, "r+b"), open(target, "w+b")  # noqa: PTH123, SIM115
-        with files[0] as call, files[1] as answer, coverage.measured(order["coverage"]):
-            places = _call(call, answer, order["known"])
-        if places is None:
-            return 0
-        _tell(wire, "answered", places)
+        with files[0] as call, files[1] as answer:
+            if not _answer(order, call, answer, wire):
+                return 0
     except KeyboardInterrupt:  # the caller's; nobody waits for the answer
         status = _INTERRUPTED
     for handle in reversed(list(registry.handles())):
@@ -67,7 +67,21 @@ def _tell(wire: Wire, name: str, data: Any = None) -> None:
         wire.send(name, data)
 
 
-def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> cargo.Places | None:
+def _answer(order: dict[str, Any], call: IO[bytes], answer: IO[bytes], wire: Wire) -> bool:
+    """Call the function and hand the answer over; nothing of it is left then. False in a fork of the function's."""
+    with coverage.measured(order["coverage"]):
+        pieces = _call(call, answer, order["known"])
+    if pieces is None:
+        return False
+    locked = [memoryview(piece) for piece in pieces]  # what a thread of the function's cannot resize
+    _tell(wire, "answered", neighbour_memory.locate(pieces))
+    with suppress(EOFError):  # the caller is gone, and the watchdog on its way
+        while locked and wire.receive()[0] == "write":
+            _tell(wire, "written", cargo.write_pieces(answer, locked))
+    return True
+
+
+def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> list[Piece] | None:
     """Call the function and write the answer. None in a fork of the function's, which comes back from it as well."""
     me = os.getpid()
     call.seek(0)
@@ -90,24 +104,24 @@ def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> cargo.Place
         return _pack(answer, {"how": "not returned", "advice": _advice(result, problem), **_facts(problem)})
 
 
-def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -> cargo.Places:
+def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -> list[Piece]:
     facts = {"how": "raised", **_facts(error)}
     if not _passes_on(error):
         return _pack(answer, {**facts, "why": ""})
     try:
         _pack(answer, {**facts, "why": None})
         start = answer.tell()
-        places = cargo.pack_answer(answer, error, known)
+        pieces = cargo.pack_answer(answer, error, known)
         answer.seek(start)
-        copy = cargo.unpack(answer, places)  # many a constructor does not take what its base class remembers of it
+        copy = cargo.unpack(answer, pieces)  # many a constructor does not take what its base class remembers of it
         if type(copy) is not type(error):
             raise TypeError(f"it comes out as {type(copy).__name__}")
-        return places
+        return pieces
     except Exception as problem:
         return _pack(answer, {**facts, "why": f"{type(problem).__name__}: {problem}"})
 
 
-def _pack(answer: IO[bytes], facts: dict[str, Any]) -> cargo.Places:
+def _pack(answer: IO[bytes], facts: dict[str, Any]) -> list[Piece]:
     answer.seek(0)
     answer.truncate()
     return cargo.pack_answer(answer, facts, {})

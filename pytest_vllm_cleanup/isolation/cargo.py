@@ -1,7 +1,8 @@
 """Functions, arguments and results on their way between two processes: pickled into files that are memory.
 
-A file takes any size at once, so neither side waits for the other one, and nothing is written to a disk. Big objects
-go there without a copy in between. Big arrays of a result stay there: the caller's arrays are the file itself.
+A file takes any size at once, so neither side waits for the other one, and nothing is written to a disk. What is big in
+a result is kept out of its file: the caller copies it from one process to the other. Where it must not, big pieces
+are written to the file, and the caller's arrays are the file itself.
 """
 
 from __future__ import annotations
@@ -11,24 +12,29 @@ import importlib
 import mmap
 import os
 import pickle
+import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any
 
 import cloudpickle
 
+from pytest_vllm_cleanup.isolation import storages
 from pytest_vllm_cleanup.isolation.importable import is_importable
+from pytest_vllm_cleanup.isolation.neighbour_memory import Piece, Place
 
 Names = dict[str, frozenset[str]]
 """Classes and functions of a process: for each module, names in it."""
 
-Places = Sequence[tuple[int, int]]
-"""First byte of each buffer in a file, and the first one after it."""
+Spans = Sequence[tuple[int, int]]
+"""First byte of each piece in a file, and the first one after it."""
 
 _BIG = 2**20  # bytes
 _ALIGNMENT = 64  # bytes, as numpy's own memory has it
+_LONGEST_HEAD = 9  # bytes: an opcode, and a size
 _CLOSE_ON_EXEC = 1  # MFD_CLOEXEC of memfd_create(2)
 _OUTCOMES = "_pytest.outcomes"
 _ON_HOST = ("cpu", "meta")
@@ -68,8 +74,8 @@ def pack(file: IO[bytes], value: Any) -> Names:
     return {name: _defined_in(name) for name in ("__main__", *packer.by_value)}
 
 
-def pack_answer(file: IO[bytes], value: Any, known: Names) -> Places:
-    """Write a value for the process that ``pack`` was called in.
+def pack_answer(file: IO[bytes], value: Any, known: Names) -> list[Piece]:
+    """Write a value for the process that ``pack`` was called in, without its big pieces.
 
     Args:
         file: where to.
@@ -77,34 +83,52 @@ def pack_answer(file: IO[bytes], value: Any, known: Names) -> Places:
         known: what that process has itself: goes by name, so that it is the same class there.
 
     Returns:
-        where its big buffers are.
+        its big pieces.
 
     Raises:
         DeviceTensorError: there is a tensor on a device in it.
         Exception: the value cannot be pickled.
     """
-    packer = _AnswerPacker(file, known)
-    packer.dump(value)
-    places = []
-    for buffer in packer.big:
-        start = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-        places.append((start, start + file.write(buffer)))
+    big: list[Piece] = []
+    _AnswerPacker(file, known, big).dump(value)
     file.flush()
-    return places
+    return big
 
 
-def unpack(file: IO[bytes], places: Places = ()) -> Any:
+def write_pieces(file: IO[bytes], pieces: Iterable[Piece]) -> Spans:
+    """Write what ``pack_answer`` has left out. Return where it is."""
+    spans = []
+    for piece in pieces:
+        start = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+        spans.append((start, start + file.write(piece)))
+    file.flush()
+    return spans
+
+
+def read_pieces(file: IO[bytes], spans: Spans, places: Iterable[Place]) -> list[Piece]:
+    """Return the pieces that ``write_pieces`` has written.
+
+    Args:
+        file: where they are.
+        spans: where in it.
+        places: where the other process had them.
+    """
+    # A change of an array is this process's own: not even a fork of it sees it.
+    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return [
+        mapped[start:end] if place.kind is None else place.kind(mapped[start:end])
+        for (start, end), place in zip(spans, places, strict=True)
+    ]
+
+
+def unpack(file: IO[bytes], pieces: Sequence[Piece] = ()) -> Any:
     """Read the next value.
 
     Args:
         file: where from.
-        places: what ``pack_answer`` returned.
+        pieces: what ``pack_answer`` returned, or copies.
     """
-    if not places:
-        return pickle.load(file)
-    # A change of an array is this process's own: not even a fork of it sees it.
-    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return pickle.load(file, buffers=[mapped[start:end] for start, end in places])
+    return pickle.load(file, buffers=pieces)
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -141,9 +165,9 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _AnswerPacker(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: IO[bytes], known: Names) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._keep)
-        self.big: list[memoryview] = []
+    def __init__(self, file: IO[bytes], known: Names, big: list[Piece]) -> None:
+        # A method here would have it refer to itself, and all that it has seen would stay until garbage is collected.
+        super().__init__(_Stream(file, big), protocol=5, buffer_callback=partial(_goes_in, big))
         self._known = known
         torch = sys.modules.get("torch")
         kinds = (getattr(torch, "Tensor", None), getattr(torch, "UntypedStorage", None))
@@ -160,15 +184,50 @@ class _AnswerPacker(cloudpickle.Pickler):  # type: ignore[misc]
                 return _there, (_OUTCOMES, name)
         elif issubclass(kind, self._tensors) and obj.device.type not in _ON_HOST:
             raise DeviceTensorError(f"there is a tensor on {obj.device} in it")
+        elif (way := storages.reduced(obj)) is not None:
+            return way
         return super().reducer_override(obj)
 
-    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """Leave a big buffer for later. Return whether it has to go where it is in the value."""
-        raw = buffer.raw()
-        if raw.nbytes < _BIG:
-            return True
-        self.big.append(raw)
-        return False
+
+def _goes_in(big: list[Piece], buffer: pickle.PickleBuffer) -> bool:
+    """Keep a big buffer. Return whether it has to go where it is in the value."""
+    raw = buffer.raw()
+    if raw.nbytes < _BIG:
+        return True
+    big.append(raw)
+    return False
+
+
+class _Stream:
+    """What a pickler writes to: a file that gets everything but big pieces.
+
+    A pickler writes big bytes by themselves, after their opcode and their size. These become the opcode that takes the
+    next buffer, whatever that is. The other way, ``persistent_id``, is called for each object, however small.
+    """
+
+    def __init__(self, file: IO[bytes], big: list[Piece]) -> None:
+        self._file = file
+        self._big = big
+        self._end = b""  # of what was written last
+
+    def write(self, piece: bytes | bytearray | memoryview) -> int:
+        if isinstance(piece, (bytes, bytearray)) and len(piece) >= _BIG and self._end.endswith(head := _head(piece)):
+            self._file.seek(-len(head), os.SEEK_CUR)
+            self._file.write(pickle.NEXT_BUFFER)
+            self._big.append(piece)
+            self._end = b""
+        else:
+            self._file.write(piece)
+            self._end = bytes(piece[-_LONGEST_HEAD:])
+        return len(piece)
+
+
+def _head(piece: bytes | bytearray) -> bytes:
+    """Return what a pickler writes before a piece that is as long as this one."""
+    size = len(piece)
+    if isinstance(piece, bytearray):
+        return pickle.BYTEARRAY8 + struct.pack("<Q", size)
+    return pickle.BINBYTES + struct.pack("<I", size) if size < 2**32 else pickle.BINBYTES8 + struct.pack("<Q", size)
 
 
 def _with_file(name: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import IO, Any
 
 from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.isolation import cargo
+from pytest_vllm_cleanup.isolation import cargo, neighbour_memory
 from pytest_vllm_cleanup.isolation.endings import ended
 from pytest_vllm_cleanup.isolation.errors import IsolatedProcessError, IsolatedTimeoutError
+from pytest_vllm_cleanup.isolation.neighbour_memory import Piece, Place
 from pytest_vllm_cleanup.isolation.process import FreshProcess
 from pytest_vllm_cleanup.processes import marks, proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
 _CLOSING = 120.0  # seconds to close engines; closing one has limits of its own
 _EXIT = 15.0  # seconds to exit after that
+_WRITING = 600.0  # seconds to write what is big in an answer; a GiB takes one
 _FAREWELL = 15.0  # seconds to close engines after Ctrl-C
 _GRACE = 5.0  # seconds after SIGTERM, and again after SIGKILL
 _HELPERS = 2.0  # seconds for Python's own helper processes, which end by themselves
@@ -40,12 +42,12 @@ class Errand:
 
     Attributes:
         notes: what went wrong after the function had returned, one sentence each.
-        places: where the answer has its big buffers.
+        pieces: what is big in the answer, and not in its file.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], streams: tuple[int, int]) -> None:
         self.notes: list[str] = []
-        self.places: cargo.Places = ()
+        self.pieces: list[Piece] = []
         self._name = name
         self._mark = f"isolated-{secrets.token_hex(8)}"
         mark = marks.with_mark(self._mark, environ.get(marks.VARIABLE))
@@ -55,23 +57,26 @@ class Errand:
         self._started = False
         self._listed = False
 
-    def carry_out(self, order: dict[str, Any], descriptors: Sequence[int], limit: float | None) -> None:
+    def carry_out(self, order: dict[str, Any], call: IO[bytes], answer: IO[bytes], limit: float | None) -> None:
         """Give the order, and wait until it is done and nothing runs any more.
 
         Args:
             order: for ``callee.run_function``.
-            descriptors: the files of the call and of the answer.
+            call: the file of the call.
+            answer: the file of the answer.
             limit: seconds for the function.
 
         Raises:
-            IsolatedProcessError: the process ended without an answer.
+            IsolatedProcessError: the process ended without an answer, or before all of it was here.
             IsolatedTimeoutError: there was none in time.
             BaseException: this was interrupted; nothing runs any more in this case either.
         """
         try:
             deadline = None if limit is None else time.monotonic() + limit
-            self._process.send("function", {**order, "environ": self._process.environ}, descriptors)
-            self._wait_for_answer(deadline, limit)
+            files = call.fileno(), answer.fileno()
+            self._process.send("function", {**order, "environ": self._process.environ}, files)
+            if places := self._wait_for_answer(deadline, limit):
+                self._take(places, answer)
             self._wait_for_end()
         except IsolatedProcessError:
             raise
@@ -82,25 +87,36 @@ class Errand:
         finally:
             self._leave_nothing()
 
-    def _wait_for_answer(self, deadline: float | None, limit: float | None) -> None:
-        name, data = "", ()
+    def _wait_for_answer(self, deadline: float | None, limit: float | None) -> list[Place]:
+        name = ""
+        places: list[Place] = []
         while name != "answered":
             try:
                 message = self._process.receive(deadline)
             except TimeoutError:
-                self._look()
-                stacks = self._process.abort()
-                raise IsolatedTimeoutError(
-                    f"{self._name}: it had not returned after {limit:g} s; its process, and all that it had started, "
-                    "was ended. Give it more time with timeout=, or look where it hangs",
-                    self._process.returncode,
-                    stacks,
+                raise self._late(
+                    f"it had not returned after {limit:g} s", "Give it more time with timeout=, or look where it hangs"
                 ) from None
             if message is None:
-                raise self._died()
-            name, data = message
+                raise self._died("before the function had returned")
+            name, places = message
             self._started = True
-        self.places = data
+        return places
+
+    def _take(self, places: list[Place], answer: IO[bytes]) -> None:
+        """Copy what is big in the answer, and let the process go on without it."""
+        try:
+            self.pieces = neighbour_memory.read(self._process.pid, places)
+        except (OSError, RuntimeError):  # it must not, or cannot start threads; a process that is gone shows next
+            self._process.send("write", None)
+            try:
+                message = self._process.receive(time.monotonic() + _WRITING)
+            except TimeoutError:
+                raise self._late(f"it has returned, but its result was not here after {_WRITING:g} s more") from None
+            if message is None:
+                raise self._died("after the function had returned, and before all of its result was here") from None
+            self.pieces = cargo.read_pieces(answer, message[1], places)
+        self._process.send("taken", None)
 
     def _wait_for_end(self) -> None:
         self._look()
@@ -125,14 +141,21 @@ class Errand:
         with guarded("asking the driver for processes"):
             self._listed = measure.lists(self._process.processes())
 
-    def _died(self) -> IsolatedProcessError:
+    def _late(self, what: str, advice: str = "Look where it hangs") -> IsolatedTimeoutError:
+        """End the process, and return what to say about it."""
+        self._look()
+        stacks = self._process.abort()
+        text = f"{self._name}: {what}; its process, and all that it had started, was ended. {advice}"
+        return IsolatedTimeoutError(text, self._process.returncode, stacks)
+
+    def _died(self, when: str) -> IsolatedProcessError:
         code, stacks = self._process.returncode, self._process.stacks()
         if code is not None and code < 0:
             advice = _ADVICE.get(-code, _CRASHED if stacks else "")
         else:
             advice = "The function, or something that it called, has ended it (os._exit); its output tells more"
-        fate = f"its process {ended(code)} before the function had returned"
-        return IsolatedProcessError(f"{self._name}: {fate}. {advice}".rstrip(". "), code, stacks)
+        text = f"{self._name}: its process {ended(code)} {when}. {advice}"
+        return IsolatedProcessError(text.rstrip(". "), code, stacks)
 
     def _leave_nothing(self) -> None:
         try:
