@@ -76,7 +76,7 @@ def who_holds(
         tensors: list[Finding] = []
         if device.reason in _OBJECTS:
             with guarded(f"looking for tensors on {device.device}"):
-                tensors = _tensors(device, inventory, deadline, base)
+                tensors = _tensors(device, inventory, deadline, base, remarks)
         found += tensors
         with guarded(f"looking for processes on {device.device}"):
             processes_found = _processes(device, before, now, engines)
@@ -106,7 +106,9 @@ def _weighed(findings: Iterable[Finding], stayed: int, *, cut_short: bool = Fals
             yield replace(finding, minor=True)
 
 
-def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None) -> list[Finding]:
+def _tensors(
+    device: DeviceVerdict, inventory: Inventory, deadline: float, base: str | None, remarks: list[str]
+) -> list[Finding]:
     frozen = gc.get_freeze_count()  # before anybody looks at the heap, which thaws it
     # Most of the time is for the search for holders.
     soon = _clock() + (deadline - _clock()) / 3
@@ -122,7 +124,10 @@ def _tensors(device: DeviceVerdict, inventory: Inventory, deadline: float, base:
     rest = new[len(searched) :]
     if rest and len(groups) == 1 and groups[0].holders and _alike(searched, rest):
         groups = [_with_rest(groups[0], rest)]
-    return list(_weighed(groups, device.stayed, cut_short=cut_short))
+    weighed = list(_weighed(groups, device.stayed, cut_short=cut_short))
+    if cut_short and not weighed:
+        remarks.append(f"not all tensors on {device.device} were looked at: the search was cut short")
+    return weighed
 
 
 def _garbage(new: Sequence[LiveStorage], inventory: Inventory, device: str, deadline: float) -> list[Finding]:

@@ -178,9 +178,8 @@ class Search:
         """Return the best rank of the roots that each group has; where that takes long, had a little earlier."""
         (when, took, ranks), now = self._ranked, _clock()
         if now - when >= _SELDOM * took:
-            ranks = [
-                min(map(self._rank, ways.reached(group, self._holders)), default=UNKNOWN) for group in self._groups
-            ]
+            reached = (ways.reached(group, self._holders, self._walk_until) for group in self._groups)
+            ranks = [min(map(self._rank, places), default=UNKNOWN) for places in reached]
             self._ranked = (now, _clock() - now, ranks)
         return ranks
 

@@ -49,14 +49,18 @@ def cheapest_first(
                 return
 
 
-def reached(targets: Iterable[int], holders: Sequence[Sequence[int]]) -> set[int]:
-    """Return all objects from which a target can be reached."""
+def reached(targets: Iterable[int], holders: Sequence[Sequence[int]], until: float) -> set[int]:
+    """Return all objects from which a target can be reached; those that are found until then."""
     found = set(targets)
     waiting = list(found)
+    steps = 0
     while waiting:
         new = set(holders[waiting.pop()]) - found
         found |= new
         waiting += new
+        steps += 1
+        if steps % _OFTEN == 0 and _clock() >= until:
+            break
     return found
 
 

@@ -62,6 +62,7 @@ def run_isolated(
             or the function raised what would end this process too (``SystemExit``, ``KeyboardInterrupt``), or an
             exception that cannot be pickled.
         IsolatedTimeoutError: it had not returned in time; a ``TimeoutError``. It has the stacks of its threads.
+        MemoryError: there is no memory here for the result.
         TypeError: the function is a generator function or a coroutine function; or the function, an argument or the
             result cannot be pickled; or the result has a tensor on a device.
         ValueError: there are not so many devices, or the timeout cannot be parsed.
@@ -87,6 +88,10 @@ def run_isolated(
             warnings.warn(f"{name}: {note}", EngineCleanupWarning, stacklevel=2)
         answer.seek(0)
         facts = cargo.unpack(answer)
+        if (problem := errand.unwritten) is not None:
+            facts = {**facts, "why": f"{problem['type']}: {problem['text']}"}
+            if facts["how"] == "returned":
+                facts |= {**problem, "how": "not returned", "advice": "there was no room for it, nor may it be read"}
         if facts["how"] == "returned":
             result: T = _result(answer, errand.pieces, name)
             return result

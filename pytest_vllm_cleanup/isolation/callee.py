@@ -48,8 +48,14 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
         _tell(wire, "started")
         files = open(source, "r+b"), open(target, "w+b")  # noqa: PTH123, SIM115
         with files[0] as call, files[1] as answer:
-            if not _answer(order, call, answer, wire):
+            kept: list[Any] = []
+            with coverage.measured(order["coverage"]):
+                pieces = _call(call, answer, order["known"], kept)
+            if pieces is None:
                 return 0
+            _hand_over(pieces, answer, wire)
+            del pieces
+            kept.clear()
     except KeyboardInterrupt:  # the caller's; nobody waits for the answer
         status = _INTERRUPTED
     for handle in reversed(list(registry.handles())):
@@ -67,22 +73,18 @@ def _tell(wire: Wire, name: str, data: Any = None) -> None:
         wire.send(name, data)
 
 
-def _answer(order: dict[str, Any], call: IO[bytes], answer: IO[bytes], wire: Wire) -> bool:
-    """Call the function and hand the answer over; nothing of it is left then. False in a fork of the function's."""
-    with coverage.measured(order["coverage"]):
-        pieces = _call(call, answer, order["known"])
-    if pieces is None:
-        return False
-    locked = [memoryview(piece) for piece in pieces]  # what a thread of the function's cannot resize
-    _tell(wire, "answered", neighbour_memory.locate(pieces))
-    with suppress(EOFError):  # the caller is gone, and the watchdog on its way
-        while locked and wire.receive()[0] == "write":
-            _tell(wire, "written", cargo.write_pieces(answer, locked))
-    return True
+def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names, kept: list[Any]) -> list[Piece] | None:
+    """Call the function and write the answer.
 
+    Args:
+        call: file with the function and its arguments.
+        answer: file for the answer.
+        known: names that the caller has itself.
+        kept: gets what may own the memory of the pieces.
 
-def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> list[Piece] | None:
-    """Call the function and write the answer. None in a fork of the function's, which comes back from it as well."""
+    Returns:
+        what is big in the answer; None in a fork of the function's, which comes back from it as well.
+    """
     me = os.getpid()
     call.seek(0)
     try:
@@ -90,10 +92,13 @@ def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> list[Piece]
     except Exception as problem:
         return _pack(answer, {"how": "not loaded", **_facts(problem)})
     call.truncate(0)  # it was memory
+    kept += [function, args, kwargs]
     try:
         result = function(*args, **kwargs)
+        kept.append(result)
         del function, args, kwargs
     except BaseException as problem:
+        kept.append(problem)
         return _answer_error(answer, problem, known) if os.getpid() == me else None
     if os.getpid() != me:
         return None
@@ -102,6 +107,26 @@ def _call(call: IO[bytes], answer: IO[bytes], known: cargo.Names) -> list[Piece]
         return cargo.pack_answer(answer, result, known)
     except Exception as problem:
         return _pack(answer, {"how": "not returned", "advice": _advice(result, problem), **_facts(problem)})
+
+
+def _hand_over(pieces: list[Piece], answer: IO[bytes], wire: Wire) -> None:
+    """Say that there is an answer, and keep what is big in it until the caller has it."""
+    locked = [memoryview(piece) for piece in pieces]  # what a thread of the function's cannot resize
+    _tell(wire, "answered", neighbour_memory.locate(pieces))
+    while locked:
+        try:
+            if wire.receive()[0] == "taken":
+                return
+        except (EOFError, OSError):  # the caller is gone, and the watchdog on its way
+            return
+        except Exception:  # of a signal handler of the function's
+            continue
+        try:
+            spans = cargo.write_pieces(answer, locked)
+        except Exception as problem:  # no room
+            _tell(wire, "not written", _facts(problem))
+            return
+        _tell(wire, "written", spans)
 
 
 def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -> list[Piece]:
@@ -113,7 +138,9 @@ def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -
         start = answer.tell()
         pieces = cargo.pack_answer(answer, error, known)
         answer.seek(start)
-        copy = cargo.unpack(answer, pieces)  # many a constructor does not take what its base class remembers of it
+        copy = cargo.unpack(
+            answer, cargo.copies(pieces)
+        )  # many a constructor does not take what its base class remembers of it
         if type(copy) is not type(error):
             raise TypeError(f"it comes out as {type(copy).__name__}")
         return pieces

@@ -2,14 +2,13 @@
 
 A file takes any size at once, so neither side waits for the other one, and nothing is written to a disk. What is big in
 a result is kept out of its file: the caller copies it from one process to the other. Where it must not, big pieces
-are written to the file, and the caller's arrays are the file itself.
+are written to the file as well.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import mmap
 import os
 import pickle
 import struct
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from pytest_vllm_cleanup.isolation import storages
+from pytest_vllm_cleanup.isolation import neighbour_memory, storages
 from pytest_vllm_cleanup.isolation.importable import is_importable
 from pytest_vllm_cleanup.isolation.neighbour_memory import Piece, Place
 
@@ -112,13 +111,28 @@ def read_pieces(file: IO[bytes], spans: Spans, places: Iterable[Place]) -> list[
         file: where they are.
         spans: where in it.
         places: where the other process had them.
+
+    Raises:
+        OSError, MemoryError: there is no memory.
     """
-    # A change of an array is this process's own: not even a fork of it sees it.
-    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    pieces = []
+    for (start, _), place in zip(spans, places, strict=True):
+        pieces.append(neighbour_memory.new(place))
+        file.seek(start)
+        file.readinto(neighbour_memory.window(pieces[-1]))  # type: ignore[attr-defined]
+    return pieces
+
+
+def copies(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces for somebody who may write to them; those that nobody can write to as they are."""
     return [
-        mapped[start:end] if place.kind is None else place.kind(mapped[start:end])
-        for (start, end), place in zip(spans, places, strict=True)
+        piece if memoryview(piece).readonly else bytearray(piece) if isinstance(piece, bytearray) else _copy(piece)
+        for piece in pieces
     ]
+
+
+def _copy(piece: Piece) -> memoryview:
+    return memoryview(bytearray(piece))
 
 
 def unpack(file: IO[bytes], pieces: Sequence[Piece] = ()) -> Any:
@@ -171,6 +185,7 @@ class _AnswerPacker(cloudpickle.Pickler):  # type: ignore[misc]
         self._known = known
         torch = sys.modules.get("torch")
         kinds = (getattr(torch, "Tensor", None), getattr(torch, "UntypedStorage", None))
+        self._storages: storages.Seen = {}
         self._tensors = tuple(kind for kind in kinds if kind is not None)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -184,7 +199,7 @@ class _AnswerPacker(cloudpickle.Pickler):  # type: ignore[misc]
                 return _there, (_OUTCOMES, name)
         elif issubclass(kind, self._tensors) and obj.device.type not in _ON_HOST:
             raise DeviceTensorError(f"there is a tensor on {obj.device} in it")
-        elif (way := storages.reduced(obj)) is not None:
+        elif (way := storages.reduced(obj, self._storages)) is not None:
             return way
         return super().reducer_override(obj)
 
@@ -210,7 +225,7 @@ class _Stream:
         self._big = big
         self._end = b""  # of what was written last
 
-    def write(self, piece: bytes | bytearray | memoryview) -> int:
+    def write(self, piece: bytes | bytearray | pickle.PickleBuffer) -> None:
         if isinstance(piece, (bytes, bytearray)) and len(piece) >= _BIG and self._end.endswith(head := _head(piece)):
             self._file.seek(-len(head), os.SEEK_CUR)
             self._file.write(pickle.NEXT_BUFFER)
@@ -218,8 +233,7 @@ class _Stream:
             self._end = b""
         else:
             self._file.write(piece)
-            self._end = bytes(piece[-_LONGEST_HEAD:])
-        return len(piece)
+            self._end = piece[-_LONGEST_HEAD:] if isinstance(piece, bytes) else b""  # what heads are written as
 
 
 def _head(piece: bytes | bytearray) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import signal
 import time
@@ -14,6 +15,7 @@ from pytest_vllm_cleanup.isolation.endings import ended
 from pytest_vllm_cleanup.isolation.errors import IsolatedProcessError, IsolatedTimeoutError
 from pytest_vllm_cleanup.isolation.neighbour_memory import Piece, Place
 from pytest_vllm_cleanup.isolation.process import FreshProcess
+from pytest_vllm_cleanup.memory.units import format_size
 from pytest_vllm_cleanup.processes import marks, proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
@@ -43,11 +45,13 @@ class Errand:
     Attributes:
         notes: what went wrong after the function had returned, one sentence each.
         pieces: what is big in the answer, and not in its file.
+        unwritten: why it is not here, as ``type`` and ``text``; None if it is.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], streams: tuple[int, int]) -> None:
         self.notes: list[str] = []
         self.pieces: list[Piece] = []
+        self.unwritten: dict[str, str] | None = None
         self._name = name
         self._mark = f"isolated-{secrets.token_hex(8)}"
         mark = marks.with_mark(self._mark, environ.get(marks.VARIABLE))
@@ -69,6 +73,7 @@ class Errand:
         Raises:
             IsolatedProcessError: the process ended without an answer, or before all of it was here.
             IsolatedTimeoutError: there was none in time.
+            MemoryError: there is no memory here for what is big in the answer.
             BaseException: this was interrupted; nothing runs any more in this case either.
         """
         try:
@@ -106,17 +111,32 @@ class Errand:
     def _take(self, places: list[Place], answer: IO[bytes]) -> None:
         """Copy what is big in the answer, and let the process go on without it."""
         try:
-            self.pieces = neighbour_memory.read(self._process.pid, places)
-        except (OSError, RuntimeError):  # it must not, or cannot start threads; a process that is gone shows next
-            self._process.send("write", None)
             try:
-                message = self._process.receive(time.monotonic() + _WRITING)
-            except TimeoutError:
-                raise self._late(f"it has returned, but its result was not here after {_WRITING:g} s more") from None
-            if message is None:
-                raise self._died("after the function had returned, and before all of its result was here") from None
-            self.pieces = cargo.read_pieces(answer, message[1], places)
-        self._process.send("taken", None)
+                self.pieces = neighbour_memory.read(self._process.pid, places)
+            except (OSError, RuntimeError) as problem:
+                if isinstance(problem, OSError) and problem.errno == errno.ENOMEM:
+                    raise MemoryError from problem
+                self._have_it_written(places, answer)  # it must not, or no thread starts; or the process is gone
+            else:
+                self._process.send("taken")
+        except MemoryError:
+            size = format_size(sum(place.size for place in places))
+            raise MemoryError(f"{self._name}: there is no memory here for its result of {size}") from None
+
+    def _have_it_written(self, places: list[Place], answer: IO[bytes]) -> None:
+        self._process.send("write")
+        try:
+            message = self._process.receive(time.monotonic() + _WRITING)
+        except TimeoutError:
+            raise self._late(f"it has returned, but its result was not here after {_WRITING:g} s more") from None
+        if message is None:
+            raise self._died("after the function had returned, and before all of its result was here") from None
+        name, data = message
+        if name == "not written":
+            self.unwritten = data
+            return
+        self._process.send("taken")  # the process need not have it any longer
+        self.pieces = cargo.read_pieces(answer, data, places)
 
     def _wait_for_end(self) -> None:
         self._look()

@@ -12,10 +12,12 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from pytest_vllm_cleanup.isolation import storages
 
 Piece: TypeAlias = bytes | bytearray | memoryview
-Kind: TypeAlias = type[bytes] | type[bytearray]
+Kind: TypeAlias = Literal["bytes", "bytearray", "memory", "storage"]
 
 _PART = 2**24  # bytes that a thread copies before it looks for more
 _THREADS = 4  # more are not faster: memory is the limit
@@ -29,12 +31,12 @@ class Place(NamedTuple):
     Attributes:
         address: of its first byte, in that process.
         size: bytes.
-        kind: what it is, there and here; None: memory that an array or the like is made of.
+        kind: what it is, there and here: "memory" is what an array or the like is made of, "storage" torch's tensors.
     """
 
     address: int
     size: int
-    kind: Kind | None
+    kind: Kind
 
 
 class Part(NamedTuple):
@@ -47,7 +49,7 @@ class Part(NamedTuple):
 
 def locate(pieces: Iterable[Piece]) -> list[Place]:
     """Return where pieces of this process are, as long as they live and keep their size."""
-    return [Place(*_extent(piece), None if isinstance(piece, memoryview) else type(piece)) for piece in pieces]
+    return [Place(*_extent(piece), _kind(piece)) for piece in pieces]
 
 
 def read(pid: int, places: Sequence[Place]) -> list[Piece]:
@@ -59,10 +61,11 @@ def read(pid: int, places: Sequence[Place]) -> list[Piece]:
 
     Raises:
         OSError: the system does not allow it (EPERM, ENOSYS), the process has ended (ESRCH), or the memory is not of
-            the usual kind, but a driver's (EFAULT).
+            the usual kind, but a driver's (EFAULT); or there is no memory (ENOMEM).
+        MemoryError: there is no memory.
         RuntimeError: no thread can be started.
     """
-    pieces = [_new(place) for place in places]
+    pieces = [new(place) for place in places]
     parts = list(split([place.size for place in places], _PART))
 
     def copy(part: Part) -> None:  # it refers to the pieces: their memory is there until the last thread is done
@@ -82,14 +85,29 @@ def split(sizes: Iterable[int], most: int) -> Iterator[Part]:
             yield Part(piece, start, min(most, size - start))
 
 
-def _new(place: Place) -> Piece:
-    if place.kind is None:
-        # Whole pages, so that an array is aligned; private, so that a fork does not see what is written to it.
-        return memoryview(mmap.mmap(-1, place.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    if place.kind is bytearray:
+def new(place: Place) -> Piece:
+    """Return a piece of the same kind and size, to be filled."""
+    if place.kind == "bytes":
+        return bytes(place.size)  # may be filled, since nobody has seen it, nor its hash, before
+    if place.kind == "bytearray":
         array: bytearray = _python.PyByteArray_FromStringAndSize(None, ctypes.c_ssize_t(place.size))  # without zeros
         return array
-    return bytes(place.size)  # may be filled, since nobody has seen it, nor its hash, before
+    if place.kind == "storage" and (storage := storages.empty(place.size)) is not None:
+        return storage
+    # Whole pages, so that an array is aligned; private, so that a fork does not see what is written to it.
+    return memoryview(mmap.mmap(-1, place.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def window(piece: Piece) -> memoryview:
+    """Return the memory of a new piece, to fill it, also if it is bytes. It is there as long as the piece lives."""
+    address, size = _extent(piece)
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _kind(piece: Piece) -> Kind:
+    if isinstance(piece, memoryview):
+        return "storage" if storages.is_storage(piece) else "memory"
+    return "bytearray" if isinstance(piece, bytearray) else "bytes"
 
 
 def _read_memory(pid: int, source: int, target: int, size: int) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import io
 import os
 import select
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 _PIECE = 2**16  # bytes read at once
-_REST = 1.0  # seconds for what is left in the pipes; whoever still writes then has nothing to do with the process
 
 
 @contextmanager
@@ -80,16 +79,21 @@ class _Pump:
         poll = select.poll()
         for descriptor in (stopped, *self._streams):
             poll.register(descriptor, select.POLLIN)
-        end: float | None = None
-        while end is None or time.monotonic() < end:
+        while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
-            if stopped in ready and end is None:
-                end = time.monotonic() + _REST
-            if ready == {stopped}:  # and nothing is left
+            if stopped in ready:
                 break
-            for descriptor in ready - {stopped}:
+            for descriptor in ready:
                 self._write(descriptor, os.read(descriptor, _PIECE))
         for descriptor in self._streams:
+            # No more than a pipe holds: whoever still writes then has nothing to do with the process.
+            left = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+            os.set_blocking(descriptor, False)
+            with suppress(BlockingIOError):
+                while left > 0:
+                    piece = os.read(descriptor, left)
+                    self._write(descriptor, piece)
+                    left -= len(piece)
             self._write(descriptor, b"")
 
     def _write(self, descriptor: int, piece: bytes) -> None:

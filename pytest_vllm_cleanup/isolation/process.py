@@ -89,7 +89,7 @@ class FreshProcess:
         """What it ended with, as in ``subprocess.Popen``; None while it runs."""
         return self._popen.poll()
 
-    def send(self, name: str, data: Any, descriptors: Sequence[int] = ()) -> None:
+    def send(self, name: str, data: Any = None, descriptors: Sequence[int] = ()) -> None:
         """Give an order. If the process is gone already, that shows when its answer is waited for."""
         with suppress(OSError):
             self._wire.send(name, data, descriptors)

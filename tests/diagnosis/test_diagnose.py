@@ -125,3 +125,13 @@ def test_of_very_many_tensors_a_part_is_enough_where_there_was_no_time_for_more(
     many, one = (Finding("uint8 tensor", 10 * MIB, HOST, ("KEPT[0]",), count=count) for count in (5000, 1))
     assert [finding.minor for finding in diagnose._weighed([many, one], 900 * MIB, cut_short=True)] == [False, True]
     assert [finding.minor for finding in diagnose._weighed([many, one], 900 * MIB)] == [True, True]
+
+
+def test_where_there_was_no_time_to_find_a_tensor_it_is_said(monkeypatch):
+    inventory = Inventory.take([HOST])
+    KEPT.append(torch.ones(MIB, dtype=torch.uint8))
+    assert diagnosed(MIB, inventory).remarks == ()
+    monkeypatch.setattr(diagnose, "LIMIT", -1.0)
+    found = diagnosed(MIB, inventory)
+    assert found.findings == ()
+    assert found.remarks == ("not all tensors on host were looked at: the search was cut short",)

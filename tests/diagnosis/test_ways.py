@@ -42,6 +42,9 @@ def test_it_ends_when_time_is_up():
 
 
 def test_all_that_lead_to_a_target_are_reached():
-    assert ways.reached([0], HOLDERS) == {0, 1, 2, 3, 4}
-    assert ways.reached([2], HOLDERS) == {0, 1, 2, 3, 4}
-    assert ways.reached([4], HOLDERS) == {4}
+    assert ways.reached([0], HOLDERS, math.inf) == {0, 1, 2, 3, 4}
+    assert ways.reached([2], HOLDERS, math.inf) == {0, 1, 2, 3, 4}
+    assert ways.reached([4], HOLDERS, math.inf) == {4}
+    line = [[number + 1] for number in range(100_000)] + [[]]
+    assert len(ways.reached([0], line, time.monotonic() - 1)) < 1000
+    assert len(ways.reached([0], line, math.inf)) == 100_001

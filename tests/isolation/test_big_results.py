@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -327,6 +328,149 @@ def test_a_process_has_given_its_result_away_when_it_closes_its_engines(call, ca
     size, unit = capfd.readouterr().out.split()
     assert unit == "MiB"
     assert int(size) < 300
+
+
+def resizable():
+    import torch
+
+    table = torch.ones(BIG)
+    return {"table": table, "rows": list(table.reshape(16, -1)), "pair": (table[:5], table[5:])}
+
+
+def test_tensors_share_memory_as_before_and_can_be_resized(call):
+    pytest.importorskip("torch")
+    result = call(resizable)
+    assert (
+        len({tensor.untyped_storage().data_ptr() for tensor in (result["table"], *result["rows"], *result["pair"])})
+        == 1
+    )
+    result["rows"][0][0] = 5
+    assert result["table"][0] == 5
+    assert result["table"].resize_(2 * BIG).shape == (2 * BIG,)
+
+
+SIZES = (2**16 - 1, 2**16, 2**16 + 1, BIG - 1, BIG, BIG + 1)  # a pickler does otherwise from 64 KiB on
+
+
+def arrays_of_all_sizes():
+    import numpy
+
+    made = [numpy.full(size, 7, dtype=numpy.uint8) for size in SIZES]
+    for array in made[::2]:
+        array.flags.writeable = False
+    return made, [pickle.PickleBuffer(bytes(size)) for size in SIZES]
+
+
+def test_buffers_of_all_sizes_come(call):
+    numpy = pytest.importorskip("numpy")
+    arrays, buffers = call(arrays_of_all_sizes)
+    assert [len(array) for array in arrays] == [len(buffer) for buffer in buffers] == list(SIZES)
+    assert all((array == 7).all() for array in arrays)
+    assert isinstance(arrays[0], numpy.ndarray)
+
+
+class Pool:
+    """Has memory that is somebody else's when it is gone, whoever looks at it."""
+
+    def __init__(self):
+        self.memory = bytearray(pattern(BIG))
+
+    def __del__(self):
+        self.memory[:] = bytes(BIG)
+
+    def view(self):
+        return pickle.PickleBuffer(self.memory)
+
+
+class Window(Pool):
+    """Goes as a look at its memory."""
+
+    def __reduce__(self):
+        return bytes, (self.view(),)
+
+
+class PoolError(Exception):
+    def __init__(self, pool):
+        super().__init__(pool)
+
+
+def raise_a_pool():
+    raise PoolError(Window())
+
+
+def test_who_owns_the_memory_of_a_result_lives_until_it_is_here(call):
+    assert call(Window) == pattern(BIG)
+    assert call(Pool().view) == pattern(BIG)  # it goes as what this is a method of
+    with pytest.raises(PoolError) as caught:
+        call(raise_a_pool)
+    assert caught.value.args == (pattern(BIG),)
+
+
+class Doubles(Exception):
+    """Changes what it is made of."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        data[0] *= 2
+
+
+def raise_doubles():
+    error = Doubles(bytearray(b"\1" * BIG))
+    raise error
+
+
+def test_trying_an_exception_does_not_change_it(call):
+    with pytest.raises(Doubles) as caught:
+        call(raise_doubles)
+    assert caught.value.args[0][0] == 4  # doubled where it was made, and where it is loaded
+
+
+def no_room():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    return pattern(BIG)
+
+
+def test_a_result_for_which_there_is_no_room_is_told_and_the_process_ends_in_order(recwarn):
+    run_isolated(int)
+    with ThreadPoolExecutor(1, initializer=refuse_to_read, initargs=(errno.ENOSYS,)) as pool:
+        answer = pool.submit(run_isolated, no_room)
+    with pytest.raises(TypeError, match=r"cannot be brought to this process: OSError: .*File too large"):
+        answer.result()
+    assert not [str(warning.message) for warning in recwarn if issubclass(warning.category, EngineCleanupWarning)]
+
+
+def alarm():
+    def ring(*_):
+        raise RuntimeError("a signal handler of the function's")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    return pattern(BIG)
+
+
+def test_a_signal_handler_that_raises_while_the_result_is_handed_over_harms_nothing(monkeypatch, recwarn):
+    meanwhile(monkeypatch, lambda _: time.sleep(1))
+    assert run_isolated(alarm) == pattern(BIG)
+    assert not [str(warning.message) for warning in recwarn if "before" in str(warning.message)]
+
+
+def test_nothing_of_a_file_is_kept(call):
+    call(int)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    kept = [call(pattern, BIG) for _ in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert kept[0] == pattern(BIG)
+
+
+def test_a_result_for_which_the_caller_has_no_memory_is_told(monkeypatch):
+    def no_memory(place):
+        raise MemoryError if place.kind == "bytes" else OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(errand.neighbour_memory, "new", no_memory)
+    for kind in (bytes, bytearray):
+        with pytest.raises(MemoryError, match=rf"run_isolated\({kind.__name__}\): there is no memory here .* of 2 MiB"):
+            run_isolated(kind, 2 * BIG)
 
 
 def test_the_memory_of_a_tensor_is_a_piece_of_its_own():

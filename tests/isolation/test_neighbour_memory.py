@@ -57,11 +57,11 @@ def test_pieces_are_split_into_parts_that_cover_them(sizes, parts):
 def test_pieces_of_a_process_are_copied_whole_and_of_their_kind(neighbour):
     process, places = neighbour
     assert [(place.size, place.kind) for place in places] == [
-        (len(PATTERN), bytes),
-        (3, bytes),
-        (len(PATTERN) - 1, bytearray),
-        (len(PATTERN) - 2, None),
-        (len(PATTERN) - 3, None),  # from the start of the view, not of what it is a view of
+        (len(PATTERN), "bytes"),
+        (3, "bytes"),
+        (len(PATTERN) - 1, "bytearray"),
+        (len(PATTERN) - 2, "memory"),
+        (len(PATTERN) - 3, "memory"),  # from the start of the view, not of what it is a view of
     ]
     pieces = read(process.pid, places)
     assert [type(piece) for piece in pieces] == [bytes, bytes, bytearray, memoryview, memoryview]
@@ -131,7 +131,7 @@ def test_several_threads_copy_and_are_gone_afterwards(neighbour, monkeypatch):
 def test_what_cannot_be_read_is_an_error_with_its_number(neighbour):
     process, places = neighbour
     with pytest.raises(OSError, match="reading the memory of process") as caught:
-        read(process.pid, [Place(mmap.PAGESIZE, 3, bytes)])  # nothing is there
+        read(process.pid, [Place(mmap.PAGESIZE, 3, "bytes")])  # nothing is there
     assert caught.value.errno == errno.EFAULT
     process.kill()
     process.wait()

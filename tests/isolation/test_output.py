@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -28,13 +30,30 @@ def test_all_that_was_written_is_there_when_the_process_has_ended(monkeypatch):
 class Slow(io.StringIO):
     """A stream that is slower than who writes."""
 
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
     def write(self, text):
-        time.sleep(0.01)
+        time.sleep(self.seconds)
         return super().write(text)
 
 
+def test_all_of_a_big_pipe_arrives_however_slow_the_stream_is(monkeypatch):
+    def big_pipe(make=os.pipe):
+        ours, theirs = make()
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 2**20)
+        return ours, theirs
+
+    monkeypatch.setattr(os, "pipe", big_pipe)
+    monkeypatch.setattr(sys, "stdout", Slow(0.2))
+    with passed_on() as (stdout, _):
+        subprocess.run([sys.executable, "-c", "print('x' * 900_000)"], stdout=stdout, check=True)
+    assert sys.stdout.getvalue() == "x" * 900_000 + "\n"
+
+
 def test_somebody_who_goes_on_writing_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", Slow())
+    monkeypatch.setattr(sys, "stdout", Slow(0.01))
     with passed_on() as (stdout, _):
         stray = subprocess.Popen([sys.executable, "-c", TALKS], stdout=stdout, stderr=subprocess.DEVNULL)
         threading.Timer(8, stray.kill).start()

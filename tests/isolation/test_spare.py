@@ -116,6 +116,43 @@ def test_one_is_enough_where_imports_are_over_sooner_than_tests(slow_imports, mo
     assert starter.ahead == 1
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_one_that_has_died_is_not_handed_out(slow_imports, warm):
+    starter = Starter(shared_output=True, warm=True)
+    starter.prepare(1)
+    (spare,) = spares()
+    time.sleep(4 if warm else 0)
+    os.kill(spare, signal.SIGKILL)
+    assert not gone([spare])
+    process = starter.take()
+    process.discard()
+    assert process.pid != spare
+
+
+def spares():
+    return [
+        pid for pid in children(os.getpid()) if b"isolation import fresh" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def test_their_number_falls_where_they_are_early_and_where_environments_differ(slow_imports, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    starter = Starter(shared_output=True, warm=True)
+    for _ in range(3):
+        starter.prepare(9)
+        starter.take().discard()
+    assert starter.ahead == 4
+    starter.prepare(9)
+    time.sleep(9)
+    starter.take().discard()
+    assert starter.ahead == 3
+    monkeypatch.setenv("SETTING", "another")
+    starter.take().discard()
+    assert starter.ahead == 1
+    assert not gone(spares())
+    starter.close()
+
+
 def test_none_is_started_without_the_option_or_for_the_last_test(folder):
     folder = folder(files("import pytest\n@pytest.mark.vllm_isolated\ndef test_it(): pass\ndef test_two(): pass\n"))
     for option in ("--vllm-cleanup-isolate=marked", "--vllm-cleanup-isolate-warm"):
