@@ -125,14 +125,7 @@ def read_pieces(file: IO[bytes], spans: Spans, places: Iterable[Place]) -> list[
 
 def copies(pieces: Iterable[Piece]) -> list[Piece]:
     """Return the pieces for somebody who may write to them; those that nobody can write to as they are."""
-    return [
-        piece if memoryview(piece).readonly else bytearray(piece) if isinstance(piece, bytearray) else _copy(piece)
-        for piece in pieces
-    ]
-
-
-def _copy(piece: Piece) -> memoryview:
-    return memoryview(bytearray(piece))
+    return [piece if memoryview(piece).readonly else bytearray(piece) for piece in pieces]
 
 
 def unpack(file: IO[bytes], pieces: Sequence[Piece] = ()) -> Any:
