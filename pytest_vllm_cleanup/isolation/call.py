@@ -88,16 +88,15 @@ def run_isolated(
             warnings.warn(f"{name}: {note}", EngineCleanupWarning, stacklevel=2)
         answer.seek(0)
         facts = cargo.unpack(answer)
-        if (problem := errand.unwritten) is not None:
-            facts = {**facts, "why": f"{problem['type']}: {problem['text']}"}
-            if facts["how"] == "returned":
-                facts |= {**problem, "how": "not returned", "advice": "there was no room for it, nor may it be read"}
-        if facts["how"] == "returned":
+        if facts["how"] == "returned" and not errand.unwritten:
             result: T = _result(answer, errand.pieces, name)
             return result
+        if facts["how"] == "returned":
+            raise _cannot_be_brought(name, f"{errand.unwritten}; there was no room for it, nor may it be read")
         if facts["how"] == "not returned":
-            what = f"{facts['type']}: {facts['text']}; {facts['advice']}"
-            raise TypeError(f"{name}: the result cannot be brought to this process: {what}")
+            raise _cannot_be_brought(name, f"{facts['type']}: {facts['text']}; {facts['advice']}")
+        if errand.unwritten:
+            facts["why"] = errand.unwritten
         raise _error(answer, errand.pieces, facts, name) from RemoteTraceback(facts["traceback"])
 
 
@@ -144,6 +143,10 @@ def _packed(file: IO[bytes], call: tuple[Any, ...], name: str) -> cargo.Names:
             f"{name}: the function, what it refers to, or an argument cannot be sent to another process: {problem}. "
             "Make such things (engines, locks, open files) inside the function"
         ) from problem
+
+
+def _cannot_be_brought(name: str, why: str) -> TypeError:
+    return TypeError(f"{name}: the result cannot be brought to this process: {why}")
 
 
 def _result(answer: IO[bytes], pieces: Sequence[Piece], name: str) -> Any:

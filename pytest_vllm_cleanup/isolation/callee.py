@@ -122,11 +122,11 @@ def _hand_over(pieces: list[Piece], answer: IO[bytes], wire: Wire) -> None:
         except Exception:  # of a signal handler of the function's
             continue
         try:
-            spans = cargo.write_pieces(answer, locked)
+            starts = cargo.write_pieces(answer, locked)
         except Exception as problem:  # no room
             _tell(wire, "not written", _facts(problem))
             return
-        _tell(wire, "written", spans)
+        _tell(wire, "written", starts)
 
 
 def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -> list[Piece]:
@@ -138,9 +138,8 @@ def _answer_error(answer: IO[bytes], error: BaseException, known: cargo.Names) -
         start = answer.tell()
         pieces = cargo.pack_answer(answer, error, known)
         answer.seek(start)
-        copy = cargo.unpack(
-            answer, cargo.copies(pieces)
-        )  # many a constructor does not take what its base class remembers of it
+        # Many a constructor does not take what its base class remembers of it.
+        copy = cargo.unpack(answer, cargo.copies(pieces))
         if type(copy) is not type(error):
             raise TypeError(f"it comes out as {type(copy).__name__}")
         return pieces

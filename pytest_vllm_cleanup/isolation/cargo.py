@@ -28,11 +28,7 @@ from pytest_vllm_cleanup.isolation.neighbour_memory import Piece, Place
 Names = dict[str, frozenset[str]]
 """Classes and functions of a process: for each module, names in it."""
 
-Spans = Sequence[tuple[int, int]]
-"""First byte of each piece in a file, and the first one after it."""
-
 _BIG = 2**20  # bytes
-_ALIGNMENT = 64  # bytes, as numpy's own memory has it
 _LONGEST_HEAD = 9  # bytes: an opcode, and a size
 _CLOSE_ON_EXEC = 1  # MFD_CLOEXEC of memfd_create(2)
 _OUTCOMES = "_pytest.outcomes"
@@ -94,29 +90,29 @@ def pack_answer(file: IO[bytes], value: Any, known: Names) -> list[Piece]:
     return big
 
 
-def write_pieces(file: IO[bytes], pieces: Iterable[Piece]) -> Spans:
-    """Write what ``pack_answer`` has left out. Return where it is."""
-    spans = []
+def write_pieces(file: IO[bytes], pieces: Iterable[Piece]) -> list[int]:
+    """Write what ``pack_answer`` has left out. Return where each piece begins."""
+    starts = []
     for piece in pieces:
-        start = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-        spans.append((start, start + file.write(piece)))
+        starts.append(file.tell())
+        file.write(piece)
     file.flush()
-    return spans
+    return starts
 
 
-def read_pieces(file: IO[bytes], spans: Spans, places: Iterable[Place]) -> list[Piece]:
+def read_pieces(file: IO[bytes], starts: Iterable[int], places: Iterable[Place]) -> list[Piece]:
     """Return the pieces that ``write_pieces`` has written.
 
     Args:
         file: where they are.
-        spans: where in it.
+        starts: where each begins.
         places: where the other process had them.
 
     Raises:
-        OSError, MemoryError: there is no memory.
+        MemoryError: there is no memory.
     """
     pieces = []
-    for (start, _), place in zip(spans, places, strict=True):
+    for start, place in zip(starts, places, strict=True):
         pieces.append(neighbour_memory.new(place))
         file.seek(start)
         file.readinto(neighbour_memory.window(pieces[-1]))  # type: ignore[attr-defined]

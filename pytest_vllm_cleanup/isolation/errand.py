@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import secrets
 import signal
 import time
@@ -45,13 +44,13 @@ class Errand:
     Attributes:
         notes: what went wrong after the function had returned, one sentence each.
         pieces: what is big in the answer, and not in its file.
-        unwritten: why it is not here, as ``type`` and ``text``; None if it is.
+        unwritten: why it is not here; "" if it is.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], streams: tuple[int, int]) -> None:
         self.notes: list[str] = []
         self.pieces: list[Piece] = []
-        self.unwritten: dict[str, str] | None = None
+        self.unwritten = ""
         self._name = name
         self._mark = f"isolated-{secrets.token_hex(8)}"
         mark = marks.with_mark(self._mark, environ.get(marks.VARIABLE))
@@ -113,10 +112,8 @@ class Errand:
         try:
             try:
                 self.pieces = neighbour_memory.read(self._process.pid, places)
-            except (OSError, RuntimeError) as problem:
-                if isinstance(problem, OSError) and problem.errno == errno.ENOMEM:
-                    raise MemoryError from problem
-                self._have_it_written(places, answer)  # it must not, or no thread starts; or the process is gone
+            except (OSError, RuntimeError):  # it must not, or no thread starts; or the process is gone
+                self._have_it_written(places, answer)
             else:
                 self._process.send("taken")
         except MemoryError:
@@ -133,7 +130,7 @@ class Errand:
             raise self._died("after the function had returned, and before all of its result was here") from None
         name, data = message
         if name == "not written":
-            self.unwritten = data
+            self.unwritten = f"{data['type']}: {data['text']}"
             return
         self._process.send("taken")  # the process need not have it any longer
         self.pieces = cargo.read_pieces(answer, data, places)

@@ -61,7 +61,7 @@ def read(pid: int, places: Sequence[Place]) -> list[Piece]:
 
     Raises:
         OSError: the system does not allow it (EPERM, ENOSYS), the process has ended (ESRCH), or the memory is not of
-            the usual kind, but a driver's (EFAULT); or there is no memory (ENOMEM).
+            the usual kind, but a driver's (EFAULT).
         MemoryError: there is no memory.
         RuntimeError: no thread can be started.
     """
@@ -86,7 +86,7 @@ def split(sizes: Iterable[int], most: int) -> Iterator[Part]:
 
 
 def new(place: Place) -> Piece:
-    """Return a piece of the same kind and size, to be filled."""
+    """Return a piece of the same kind and size, to be filled. Raises ``MemoryError``."""
     if place.kind == "bytes":
         return bytes(place.size)  # may be filled, since nobody has seen it, nor its hash, before
     if place.kind == "bytearray":
@@ -95,7 +95,10 @@ def new(place: Place) -> Piece:
     if place.kind == "storage" and (storage := storages.empty(place.size)) is not None:
         return storage
     # Whole pages, so that an array is aligned; private, so that a fork does not see what is written to it.
-    return memoryview(mmap.mmap(-1, place.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    try:
+        return memoryview(mmap.mmap(-1, place.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as problem:
+        raise MemoryError(str(problem)) from None
 
 
 def window(piece: Piece) -> memoryview:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import unmeasured
 
 from .bystanders import bystanders, end_bystanders
 from .device import Device
@@ -90,10 +91,8 @@ class Arena:
 
     def _environ(self, run: Run, folder: Path) -> dict[str, str]:
         paths = [str(_INNER), os.environ.get("PYTHONPATH", ""), str(_INNER.parents[2])]
-        # Others cover what is covered here, and a run that is measured takes a quarter longer.
-        outside = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         return {
-            **outside,
+            **unmeasured.environment(),
             **self._models,
             "CHAOS_DIARY": str(folder / "diary"),
             "CHAOS_BYSTANDERS": str(folder / "bystanders"),

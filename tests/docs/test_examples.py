@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pages
 import pytest
+import unmeasured
 
 from pytest_vllm_cleanup.testing import tiny_model
 
@@ -17,9 +17,7 @@ QUIET = ("-q", "--disable-warnings", "-p", "no:cacheprovider")
 
 
 def run(*arguments):
-    # Others cover what is covered here, and a run that is measured imports vLLM a third more slowly.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    environ = {**unmeasured.environment(), "VLLM_LOGGING_LEVEL": "ERROR"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=pages.ROOT, env=environ, timeout=540
     )

@@ -464,13 +464,30 @@ def test_nothing_of_a_file_is_kept(call):
 
 
 def test_a_result_for_which_the_caller_has_no_memory_is_told(monkeypatch):
-    def no_memory(place):
-        raise MemoryError if place.kind == "bytes" else OSError(errno.ENOMEM, "Cannot allocate memory")
+    def no_memory(_):
+        raise MemoryError
 
     monkeypatch.setattr(errand.neighbour_memory, "new", no_memory)
     for kind in (bytes, bytearray):
         with pytest.raises(MemoryError, match=rf"run_isolated\({kind.__name__}\): there is no memory here .* of 2 MiB"):
             run_isolated(kind, 2 * BIG)
+
+
+def an_array():
+    import numpy
+
+    return numpy.zeros(BIG, dtype=numpy.uint8)
+
+
+def test_an_array_for_which_the_caller_has_no_memory_is_told(call, monkeypatch):
+    pytest.importorskip("numpy")
+
+    def no_memory(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(neighbour_memory.mmap, "mmap", no_memory)
+    with pytest.raises(MemoryError, match=r"run_isolated\(an_array\): there is no memory here .* of 1 MiB"):
+        call(an_array)
 
 
 def test_the_memory_of_a_tensor_is_a_piece_of_its_own():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+import unmeasured
 
 HEAVY = ("torch", "vllm", "pynvml", "psutil", "wrapt")
 LOADED = f"""
@@ -57,8 +57,7 @@ def test_importing_the_plugin_takes_less_than_ten_milliseconds(tmp_path):
         "print(time.process_time() - start)"
     )
     # Compiled at the first time, as what pip installs is.
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    environ = {**outside, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    environ = {**unmeasured.environment(), "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-c", program]
     times = [
         float(subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout) for _ in range(5)

@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+import unmeasured
+
 from pytest_vllm_cleanup.testing import tiny_model
 
 from .catalogue import KINDS, ROOT
@@ -114,10 +116,8 @@ class Keeper:
         paths = [str(KINDS), os.environ.get("PYTHONPATH", ""), str(ROOT)]
         # Always the same path: it is part of the key under which vLLM caches compiled code.
         model = tiny_model(Path(tempfile.gettempdir()) / f"pytest-vllm-cleanup-{getpass.getuser()}" / "llama")
-        # With engines it would import vLLM a third more slowly, and covers what others cover.
-        unmeasured = ("COVERAGE_",) if run.environ else ()
         return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(unmeasured)},
+            **(unmeasured.environment() if run.environ else os.environ),  # what says where engines live
             "COLUMNS": "200",
             "HF_HUB_OFFLINE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
