@@ -3,7 +3,8 @@
     python benchmarks/gpu/workers.py --results workers.json
     python benchmarks/gpu/workers.py --results workers.json --only speed,mixed
 
-With two GPUs all cases run, with one those that need no second one. "Hosts" are two gateways with different devices.
+With two GPUs all cases run, with one (CUDA_VISIBLE_DEVICES=1, say) those that need no second one. "Hosts" are two
+gateways with different devices.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import IN_CHILDREN, Device, Results, tiny_llama
 from runs import Run, pytest_run
+
+from pytest_vllm_cleanup.devices.visible import parse_visible
 
 WORTH = 0.6  # of the time of one worker, at most, for two
 LIMIT = 540.0  # seconds for one run
@@ -65,8 +68,9 @@ def _uuids() -> list[str]:
     import pynvml
 
     pynvml.nvmlInit()
-    every = (pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount()))
-    return [pynvml.nvmlDeviceGetUUID(handle) for handle in every]
+    numbers = parse_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    numbers = range(pynvml.nvmlDeviceGetCount()) if numbers is None else numbers
+    return [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number)) for number in numbers]
 
 
 def _seconds(run: Run) -> float:
@@ -248,7 +252,6 @@ def main() -> int:
     device = Device()
     if not device.names:
         parser.error("needs a GPU")
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     results = Results(options.results, device, summary={}, cases={})
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder), device, options.tests)
