@@ -9,6 +9,8 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from pytest_vllm_cleanup.diagnosis import heap
+
 _AT_ONCE = 1000  # objects whose referents are asked for at once
 _DEEPEST = 4  # containers in containers that the collector does not see either, as they hold arrays alone
 _MOST_BASES = 8
@@ -40,7 +42,7 @@ def owners(wanted: Collection[int], deadline: float) -> Iterator[tuple[Any, Any]
                 owning.add(id(thing))
                 yield from pairs
         for thing in reversed(found):  # from inside to outside
-            held = [part for part in gc.get_referents(thing) if id(part) in owning]
+            held = [part for part in heap.referents(thing) if id(part) in owning]
             if held:
                 owning.add(id(thing))
                 yield from ((thing, part) for part in held)
@@ -51,7 +53,7 @@ def _hidden(things: list[Any], array: type[Any], seen: set[int]) -> list[Any]:
     kinds = frozenset(map(id, (array, dict, tuple)))
     found: list[Any] = []
     for _ in range(_DEEPEST):
-        parts = gc.get_referents(*things)
+        parts = heap.referents_of_many(things)
         things = []
         # No loop of ours over all of them.
         for part in itertools.compress(parts, map(kinds.__contains__, map(id, map(type, parts)))):

@@ -6,6 +6,7 @@ Finding them costs 100 ms for a million live objects, nearly all of it inside th
 from __future__ import annotations
 
 import gc
+import operator
 import types
 from collections.abc import Iterable, Iterator
 from itertools import compress
@@ -14,6 +15,7 @@ from typing import Any
 from pytest_vllm_cleanup.diagnosis import safely
 
 _get_objects = gc.get_objects
+_NAMESPACE: Any = vars(types.ModuleType)["__dict__"]
 
 
 def instances(kinds: Iterable[int]) -> list[Any]:
@@ -40,6 +42,24 @@ def with_subclasses(kind: type) -> Iterator[type]:
             waiting += type.__subclasses__(kind)
 
 
+def referents(thing: Any) -> list[Any]:
+    """Return what an object refers to, as the garbage collector shows it; of a module, its namespace alone.
+
+    The C code of a module may show objects that are dead, and kept to be used again, as ``_asyncio`` of Python 3.12
+    does. Whoever takes a reference to such a one and drops it lets it die twice, and its list of the dead becomes a
+    circle, in which the collector's next walk goes round for ever.
+    """
+    return [_NAMESPACE.__get__(thing)] if issubclass(type(thing), types.ModuleType) else gc.get_referents(thing)
+
+
+def referents_of_many(things: list[Any]) -> list[Any]:
+    """Return what objects refer to, as ``referents``; of modules nothing."""
+    modules = frozenset(map(id, with_subclasses(types.ModuleType)))
+    # No loop of ours over millions of objects.
+    is_module = map(modules.__contains__, map(id, map(type, things)))
+    return gc.get_referents(*compress(things, map(operator.not_, is_module)))
+
+
 def held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
     """Return which of some objects another one refers to.
 
@@ -64,5 +84,5 @@ def held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:
         if issubclass(kind, dict):
             found |= {id(value) for _, value in safely.items(referrer) if id(value) in wanted}
     else:
-        found = {id(value) for value in gc.get_referents(referrer) if id(value) in wanted}
+        found = {id(value) for value in referents(referrer) if id(value) in wanted}
     return [wanted[known] for known in found]
