@@ -65,7 +65,7 @@ def die() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "limit", "error"), [(hang, 60, IsolatedTimeoutError), (die, None, IsolatedProcessError)]
+    ("function", "limit", "error"), [(hang, 20, IsolatedTimeoutError), (die, None, IsolatedProcessError)]
 )
 def test_a_function_that_hangs_or_dies_gives_the_device_back(function, limit, error):
     with pytest.raises(error):
