@@ -1,15 +1,15 @@
-"""One engine at a time starts on a device, so that none takes what another one is loading for its own.
+"""One engine at a time starts on a device, or is closed there, so that none takes another one's memory for its own.
 
-vLLM compares the device's memory before and after it has loaded a model. What others take or give meanwhile makes its
-cache too small or its start fail ("Error in memory profiling").
+vLLM compares the device's memory before and after it has loaded a model. What others take meanwhile makes its cache too
+small, and what they give back makes its start fail ("Error in memory profiling").
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 from . import patience
 from .folder import file_name, lock_folder
 from .sharing import WORKER
+
+_CLOSING = 60.0  # seconds to wait for a start before an engine is closed all the same
 
 
 class _Starting(Protocol):
@@ -28,7 +30,7 @@ class _Starting(Protocol):
 
 
 class StartLocks:
-    """Holds a lock of every device while an engine starts there; a listener of the registry of engines.
+    """Holds a lock of every device while an engine starts or is closed there; a listener of the registry of engines.
 
     The locks are files, machine-wide for one user, which the operating system lets go when their holder ends, however
     it ends. They are taken in the order of the devices' names, so that two processes with several devices cannot wait
@@ -47,7 +49,7 @@ class StartLocks:
         self._pid = os.getpid()
 
     def before_build(self, handle: _Starting) -> None:
-        """Wait until no other process starts an engine on these devices; a long wait is said on stderr."""
+        """Wait until no other process starts or closes an engine on these devices; a long wait is said on stderr."""
         if os.getpid() != self._pid:
             return  # a forked child, whose parent has the locks
         begun, waited_for = time.monotonic(), []
@@ -68,6 +70,22 @@ class StartLocks:
     def after_close(self, handle: _Starting) -> None:
         """Do nothing; as a listener."""
 
+    @contextmanager
+    def closing(self, _handle: object) -> Iterator[None]:
+        """Have no other process start an engine on these devices meanwhile, nor give memory back itself.
+
+        An engine that takes very long to start is not waited for: the memory may be needed.
+        """
+        deadline = time.monotonic() + _CLOSING
+        with ExitStack() as stack:
+            if os.getpid() == self._pid:
+                for key in sorted(set(self._keys())):
+                    lock = self._lock(key)
+                    with suppress(Timeout):
+                        stack.enter_context(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+                        self._say_who(key)
+            yield
+
     def _take(self, key: str) -> list[str]:
         """Take one lock. Return who had it, as a phrase; nothing if it was free."""
         lock, waited_for = self._lock(key), []
@@ -81,13 +99,16 @@ class StartLocks:
                 who = self._holder(key)  # since then it may have been somebody else's turn
                 patience.say(
                     f"process {os.getpid()} has waited {patience.LONG:g} s to start an engine on {key}, and goes on "
-                    f"waiting for {who}, which starts one there"
+                    f"waiting for {who}, which starts or closes one there"
                 )
                 waited_for.append(who)
                 lock.acquire()
+        self._say_who(key)
+        return waited_for
+
+    def _say_who(self, key: str) -> None:
         with suppress(OSError):  # for others to read alone
             self._note(key).write_text(_me(), encoding="utf-8")
-        return waited_for
 
     def _holder(self, key: str) -> str:
         try:

@@ -25,25 +25,19 @@ def drain(handle: EngineHandle) -> CloseReport:
     Returns:
         what each step did. Steps that fail are reported there; the next one runs all the same.
     """
-    handle.state = State.CLOSING
     # One that failed to start was taken apart at once, and its shells are empty.
-    report = take_apart(handle) if handle.report is None else handle.report
-    run = report.run
-    run("part from the engine object", _sever, handle)
-    _release_process_state(handle, run)
-    run("collect garbage", _collect, handle, report)
-    last = not registry.siblings(handle)
-    # Only one engine of a process can have sleep mode, so its pools never belong to a sibling.
-    run("release memory pools", _release_holders, last or handle.sleeps, True)
-    run("flush device caches", _flush, last)
+    report = CloseReport() if handle.report is None else handle.report
+    with registry.closing(handle, report):
+        if handle.report is None:
+            take_apart(handle, report)
+        _free(handle, report)
     report.alive = [name for name in shells.HEAVY if handle.part(name) is not None]
     registry.closed(handle, report)
     return report
 
 
-def take_apart(handle: EngineHandle) -> CloseReport:
+def take_apart(handle: EngineHandle, report: CloseReport) -> None:
     """Do the first half of a drain: hooks, shutdown, and emptying every object between engine and model."""
-    report = CloseReport()
     run = report.run
     run("release its bytecode hooks", release_hooks, handle)
     run("wake it", _with_parts, handle, shells.wake)
@@ -53,7 +47,17 @@ def take_apart(handle: EngineHandle) -> CloseReport:
     run("clear its CUDA graphs", _clear_graphs, handle)
     run("empty its shells", _with_parts, handle, shells.empty)
     stop.end_processes(handle, report)
-    return report
+
+
+def _free(handle: EngineHandle, report: CloseReport) -> None:
+    run = report.run
+    run("part from the engine object", _sever, handle)
+    _release_process_state(handle, run)
+    run("collect garbage", _collect, handle, report)
+    last = not registry.siblings(handle)
+    # Only one engine of a process can have sleep mode, so its pools never belong to a sibling.
+    run("release memory pools", _release_holders, last or handle.sleeps, True)
+    run("flush device caches", _flush, last)
 
 
 def release_unreleased() -> list[EngineHandle]:

@@ -19,7 +19,7 @@ import wrapt
 from pytest_vllm_cleanup.diagnosis import heap
 from pytest_vllm_cleanup.engines import children, deadline, drain, printing, shells, siblings, traces
 from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
-from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
+from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
 
 _ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
@@ -162,7 +162,9 @@ def _failed(handle: EngineHandle, before: traces.Before | None, engine: Any) -> 
     handle.parts.update(shells.weak({"engine": engine, **parts}))
     if (core := parts.get("core")) is not None:
         registry.attach_core(handle, core)
-    handle.report = drain.take_apart(handle)
+    report = CloseReport()
+    drain.take_apart(handle, report)
+    handle.report = report
 
 
 def _shut_down_core(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

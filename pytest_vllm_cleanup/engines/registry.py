@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -180,6 +181,7 @@ class Registry:
         self.listeners: list[Listener] = []
         self.gates: list[Callable[[EngineHandle, Any], None]] = []
         self.owner: Callable[[], Owner] = Owner
+        self.turn: Callable[[EngineHandle], AbstractContextManager[object]] | None = None
 
     def begin(self, kind: str) -> EngineHandle:
         """Record that an engine of class ``kind`` is about to be built."""
@@ -232,6 +234,20 @@ class Registry:
             ended: the fixtures of wider scope that ended with it.
         """
         return [h for h in self.handles() if (h.owner.node == node and h.owner.is_test) or h.owner in ended]
+
+    @contextmanager
+    def closing(self, handle: EngineHandle, report: CloseReport) -> Iterator[None]:
+        """Close an engine inside of this: when it is its turn, if it has to take turns with those of other processes.
+
+        Args:
+            handle: its record.
+            report: where the waiting is noted.
+        """
+        handle.state = State.CLOSING
+        with ExitStack() as stack:
+            if self.turn is not None:
+                report.run("wait for its turn", stack.enter_context, self.turn(handle))
+            yield
 
     def closed(self, handle: EngineHandle, report: CloseReport) -> None:
         """Record that an engine is closed, and forget all about it but the report."""

@@ -29,11 +29,11 @@ def stop(handle: EngineHandle) -> CloseReport:
         what each stage did, and how long it took in seconds.
     """
     report = CloseReport()
-    handle.state = State.CLOSING
     try:
-        were_listed = measure.lists(handle.processes)
-        report.run("shut it down", _shut_down, handle)
-        end_processes(handle, report, were_listed)
+        with registry.closing(handle, report):
+            were_listed = measure.lists(handle.processes)
+            report.run("shut it down", _shut_down, handle)
+            end_processes(handle, report, were_listed)
     except BaseException:
         kill(handle)
         raise

@@ -1,4 +1,4 @@
-"""Has the engines of workers start one after the other on a device, each with its share of it."""
+"""Has the engines of workers start and end one after the other on a device, each with its share of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ def install() -> Callable[[], None]:
 
     locks = StartLocks(_devices)
     registry.listeners.insert(0, locks)  # before those who measure
-    return lambda: registry.listeners.remove(locks)
+    registry.turn = locks.closing
+
+    def undo() -> None:
+        registry.listeners.remove(locks)
+        registry.turn = None
+
+    return undo
 
 
 def _devices() -> list[str]:

@@ -12,9 +12,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from filelock import Timeout
 from packaging.version import Version
 
-from pytest_vllm_cleanup.devices import patience, ports
+from pytest_vllm_cleanup.devices import patience, ports, starts
 from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
@@ -155,6 +156,31 @@ def test_an_engine_that_is_built_inside_another_one_waits_for_nobody(tmp_path):
     locks.after_build(ONE)
     locks.after_build(ONE)
     locks.after_close(ONE)
+
+
+def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_path):
+    # What is given back while vLLM measures makes its start fail.
+    process, _ = other
+    here, started = StartLocks(lambda: ["b", "a"], tmp_path), time.monotonic()
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
+    with here.closing(ONE):
+        assert time.monotonic() - started > 0.25
+        here.before_build(TWO)  # this very process may build one meanwhile
+        here.after_build(TWO)
+        with pytest.raises(Timeout):
+            StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
+    StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
+    killer.wait()
+
+
+def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch):
+    monkeypatch.setattr(starts, "_CLOSING", 0.2)
+    started = time.monotonic()
+    with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing(ONE):
+        assert 0.2 <= time.monotonic() - started < 2
+        with pytest.raises(Timeout):  # what is free is taken
+            StartLocks(lambda: ["c"], tmp_path)._lock("c").acquire(timeout=0)
+    assert other[0].poll() is None
 
 
 def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from programs import FAMILY, PATIENT, STUBBORN
 
 from pytest_vllm_cleanup.engines import children, measure, stop
+from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State, registry
 from pytest_vllm_cleanup.memory import ProcessUse, Reading
 from pytest_vllm_cleanup.processes import proc, reap
@@ -439,3 +440,38 @@ def test_two_engines_that_are_built_at_once_have_their_own_processes() -> None:
         for handle in handles:
             ended(handle)
             registry.closed(handle, CloseReport())
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, and each time that it is an engine's turn to be closed."""
+    seen: list[str] = []
+
+    @contextmanager
+    def turn(handle: EngineHandle) -> Iterator[None]:
+        seen.append(f"turn of {handle.state.value}")
+        yield
+        seen.append("over")
+
+    monkeypatch.setattr(registry, "turn", turn)
+    return seen
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_an_engine_is_closed_when_it_is_its_turn(turns: list[str], in_process: bool) -> None:
+    with process() as one, engine(one, Client(lambda: turns.append("shut down"))) as handle:
+        handle.in_process = in_process
+        report = close_handle(handle)
+    assert turns == ["turn of closing", "shut down", "over"]
+    assert report.steps[0][0] == "wait for its turn"
+
+
+def test_an_engine_is_killed_when_somebody_does_not_want_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(_handle: EngineHandle) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "turn", impatient)
+    with process() as one, engine(one, Client(lambda: None)) as handle:
+        with pytest.raises(KeyboardInterrupt):
+            close_handle(handle)
+        assert one.wait(5) == -signal.SIGKILL

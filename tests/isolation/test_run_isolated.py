@@ -88,12 +88,12 @@ def test_a_function_runs_in_a_fresh_interpreter_with_the_folder_path_and_environ
 def listeners():
     from pytest_vllm_cleanup.engines.registry import registry
 
-    return [type(listener).__name__ for listener in registry.listeners]
+    return [type(listener).__name__ for listener in registry.listeners], registry.turn is not None
 
 
 def test_below_a_worker_engines_of_a_function_start_one_by_one_with_those_of_others():
-    assert "StartLocks" in run_isolated(listeners, env={"PYTEST_XDIST_WORKER": "gw0"})
-    assert "StartLocks" not in run_isolated(listeners, env={"PYTEST_XDIST_WORKER": None})
+    assert run_isolated(listeners, env={"PYTEST_XDIST_WORKER": "gw0"}) == (["StartLocks"], True)
+    assert run_isolated(listeners, env={"PYTEST_XDIST_WORKER": None}) == ([], False)
 
 
 def test_local_functions_closures_and_classes_go_by_value():
