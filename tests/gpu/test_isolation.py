@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pynvml
 import pytest
 
 from pytest_vllm_cleanup import IsolatedProcessError, IsolatedTimeoutError, run_isolated
+from pytest_vllm_cleanup.devices.visible import parse_visible
 
 SIZE = 256 * 2**20  # bytes
 
 
 def on_device() -> int:
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    first, *_ = parse_visible(os.environ.get("CUDA_VISIBLE_DEVICES")) or (0,)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(first)
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
 
 
@@ -58,8 +62,6 @@ def hang() -> None:
 
 
 def die() -> None:
-    import os
-
     taken()
     os.abort()
 
