@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -49,9 +50,11 @@ def main(connection: int, faults: int) -> None:
 def warm_up(modules: list[str], path: list[str]) -> None:
     """Import modules ahead, from these folders. Whatever is wrong with them, those who need them will say so."""
     sys.path[:] = path
+    gc.disable()  # a fifth of the time that vLLM takes, and there is hardly any garbage
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
+    gc.enable()
 
 
 def settle_in(order: dict[str, Any]) -> None:

@@ -76,6 +76,35 @@ def test_the_next_process_imports_while_a_test_runs(folder):
     assert len(imports) == 3, "a process was started that no test needed"
 
 
+AFTER_ANOTHER = """
+import gc, os, pytest, time
+
+def test_first(): pass
+
+def test_here(record_property):
+    time.sleep(1.5)
+    record_property("place", (os.getpid(), time.time()))
+
+@pytest.mark.vllm_isolated
+def test_there(record_property):
+    record_property("place", (os.getpid(), time.time()))
+    assert gc.isenabled()  # it stands still while packages are imported ahead
+
+def test_last(): pass
+"""
+
+
+def test_the_process_of_the_first_one_imports_while_the_test_before_it_runs(folder):
+    folder = folder(files(AFTER_ANOTHER), copies=COPIES)
+    run = start(folder)
+    assert run.counts == {"passed": 4}
+    properties = [dict(r["user_properties"]) for r in run.record["reports"] if r["when"] == "teardown"]
+    (_, ended), (pid, _) = (found["place"] for found in properties if "place" in found)
+    [(process, imports)] = notes(folder).items()
+    assert process == pid
+    assert ended - 1.5 <= imports["torch"][0] < imports["vllm"][0] < ended
+
+
 @pytest.fixture
 def slow_imports(tmp_path, monkeypatch):
     """An interpreter of which others are started, where it takes a while to import vLLM."""
