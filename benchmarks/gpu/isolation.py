@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/isolation.py --results isolation.json
 
-One run of pytest for each way: isolated with a warm spare, isolated without, and each test as a plain new process that
-imports vLLM and runs, as vLLM's own decorator for tests does. They take turns, and the same engine: built, used once,
-left to the end of its process. Beside each isolated test, the device is read from outside after the test's last report.
+One run of pytest for each way: isolated with a warm spare, and each test as a plain new process that imports vLLM and
+runs, as vLLM's own decorator for tests does. The same engine: built, used once, left to the end of its process. The
+device is read from outside after each test's last report.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ WARM = {"PYTEST_VLLM_CLEANUP_ISOLATE_WARM": "1"}
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "isolated, warm spare": ("isolated.py::test_isolated", WARM),
     "plain spawn": ("isolated.py::test_spawned", {}),
-    "isolated": ("isolated.py::test_isolated", {}),
 }
 WANTED = 1.5  # times as fast as a plain spawn, with the warm spare
 _SHARP = 16 << 20  # bytes that the driver's own figure may move
 
 
-def ended(run: Run) -> list[dict[str, Any]]:
-    """Return the last reports of tests, as pytest's own process has noted them."""
-    return [
-        n for n in run.notes() if n["event"] == "report" and n["when"] == "teardown" and n["pid"] == run.process.pid
-    ]
+def reported(run: Run, when: str) -> list[dict[str, Any]]:
+    """Return the reports of one phase of all tests, as pytest's own process has noted them."""
+    return [n for n in run.notes() if n["event"] == "report" and n["when"] == when and n["pid"] == run.process.pid]
 
 
 def play(run: Run, device: Device, limit: float) -> dict[str, Any]:
@@ -47,7 +44,7 @@ def play(run: Run, device: Device, limit: float) -> dict[str, Any]:
 
     def look() -> bool:
         nonlocal seen
-        now = len(ended(run))
+        now = len(reported(run, "teardown"))
         if now > seen:
             seen = now
             used = device.used()
@@ -58,7 +55,7 @@ def play(run: Run, device: Device, limit: float) -> dict[str, Any]:
 
     run.watch(look, limit)
     look()
-    notes = ended(run)
+    notes, calls = reported(run, "teardown"), [note["seconds"] for note in reported(run, "call")]
     times = [note["time"] for note in notes]
     gone = run.family.gone(time.monotonic())
     return {
@@ -67,6 +64,7 @@ def play(run: Run, device: Device, limit: float) -> dict[str, Any]:
         "seconds_to_the_first_end": round(times[0] - run.began, 2) if times else None,
         # The first one also pays for the start of pytest, and no spare can be ready for it.
         "seconds_a_test": round(statistics.mean(b - a for a, b in itertools.pairwise(times)), 2) if times[1:] else None,
+        "of_which_the_call": round(statistics.mean(calls[1:]), 2) if calls[1:] else None,
         "more_on_the_device_after_each": more,
         "processes_gone_after_s": None if gone is None else round(gone, 2),
         "stayed_at_the_end": device.stayed(before),
@@ -95,7 +93,7 @@ def summary(ways: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="file for the figures, as JSON")
-    parser.add_argument("--tests", type=int, default=20, help="with the warm spare; the other ways run a fourth")
+    parser.add_argument("--tests", type=int, default=20, help="with the warm spare; by plain spawn a fourth")
     parser.add_argument("--limit", type=float, default=420.0, help="seconds for one way")
     options = parser.parse_args()
     device = Device()

@@ -66,6 +66,12 @@ def diary(request):
     note("ends", met=met(), **facts)
 
 
+def test_leak():
+    import torch
+
+    KEPT.append(torch.ones(3 << 30, dtype=torch.uint8, device="cuda"))
+
+
 @pytest.mark.parametrize("number", range(TESTS))
 def test_engine(vllm_runner, number):
     build(vllm_runner)
@@ -90,9 +96,3 @@ def test_light(number):  # noqa: ARG001
 def test_light_on_two(gpu_devices, number):  # noqa: ARG001
     assert len(gpu_devices) == 2
     time.sleep(0.05)
-
-
-def test_leak():
-    import torch
-
-    KEPT.append(torch.ones(3 << 30, dtype=torch.uint8, device="cuda"))

@@ -44,6 +44,7 @@ def main(connection: int, faults: int) -> None:
         from pytest_vllm_cleanup.isolation.callee import run_function
 
         status = run_function(order, wire)
+    gc.disable()  # Python collects all the same when it clears modules on its way out, but does not do so before, too
     sys.exit(status)
 
 
