@@ -475,3 +475,6 @@ def test_an_engine_is_killed_when_somebody_does_not_want_to_wait_for_its_turn(mo
         with pytest.raises(KeyboardInterrupt):
             close_handle(handle)
         assert one.wait(5) == -signal.SIGKILL
+        monkeypatch.undo()
+        assert close_handle(handle).errors == []
+        assert handle.state is State.CLOSED
