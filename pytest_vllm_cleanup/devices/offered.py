@@ -1,7 +1,8 @@
 """Which devices a run may share out among its workers, in the caller's own spelling.
 
 What is offered is what the caller made visible, and it is named as the caller names it, since whoever reads the
-variable next (CUDA, ROCm, vLLM) reads it in the same environment: an index stays an index, a UUID a UUID.
+variable next (CUDA, ROCm, vLLM) reads it in the same environment: an index stays an index, a UUID a UUID. But
+abbreviated ones, which CUDA understands, are written in full: vLLM has the driver look them up, which does not.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _named(environ: Mapping[str, str], inventory: Sequence[NvmlDevice]) -> Offer
     found = from_environment(environ, inventory)
     texts = [str(entry) for entry in wanted[: len(found)]]
     devices = tuple(
-        Offered(text, device.uuid or _indexed(text), device.uuid) for text, device in zip(texts, found, strict=True)
+        Offered(text if text.isdecimal() else uuid or text, uuid or _indexed(text), uuid)
+        for text, uuid in zip(texts, (device.uuid for device in found), strict=True)
     )
     return Offer((CUDA,), devices, "" if devices else f"{CUDA}={environ[CUDA]!r} names no device of this machine")
 

@@ -114,10 +114,10 @@ def overlapping(entries, first="begins", last="ends", of="worker"):
         (None, {"gw0": "0", "gw1": "1"}),
         ("1", {"gw0": "1"}),
         ("1,0", {"gw0": "1", "gw1": "0"}),
-        ("GPU-bbbbbbbb,GPU-aa", {"gw0": "GPU-bbbbbbbb", "gw1": "GPU-aa"}),
+        ("GPU-bbbbbbbb,GPU-aa", {"gw0": "GPU-bbbbbbbb", "gw1": "GPU-aaaaaaaa"}),
     ],
 )
-def test_each_worker_has_a_device_of_the_callers_list_in_the_callers_words(machine, visible, given):
+def test_each_worker_has_a_device_of_the_callers_list_in_the_callers_words_but_in_full(machine, visible, given):
     machine = machine(2)
     if visible is not None:
         machine.environ.setenv("CUDA_VISIBLE_DEVICES", visible)
