@@ -5,6 +5,7 @@ Finding them costs 100 ms for a million live objects, nearly all of it inside th
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import operator
 import types
@@ -16,6 +17,8 @@ from pytest_vllm_cleanup.diagnosis import safely
 
 _get_objects = gc.get_objects
 _NAMESPACE: Any = vars(types.ModuleType)["__dict__"]
+# "A pointer to the PyModuleDef struct from which the module was created, or NULL" (Python/C API, Module Objects).
+_definition_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyModule_GetDef", ctypes.pythonapi))
 
 
 def instances(kinds: Iterable[int]) -> list[Any]:
@@ -43,21 +46,24 @@ def with_subclasses(kind: type) -> Iterator[type]:
 
 
 def referents(thing: Any) -> list[Any]:
-    """Return what an object refers to, as the garbage collector shows it; of a module, its namespace alone.
+    """Return what an object refers to, as the garbage collector shows it; of a module written in C, only its namespace.
 
-    The C code of a module may show objects that are dead, and kept to be used again, as ``_asyncio`` of Python 3.12
+    The code of such a module may show objects that are dead, and kept to be used again, as ``_asyncio`` of Python 3.12
     does. Whoever takes a reference to such a one and drops it lets it die twice, and its list of the dead becomes a
     circle, in which the collector's next walk goes round for ever.
     """
-    return [_NAMESPACE.__get__(thing)] if issubclass(type(thing), types.ModuleType) else gc.get_referents(thing)
+    if issubclass(type(thing), types.ModuleType) and _definition_of(thing):
+        return [_NAMESPACE.__get__(thing)]
+    return gc.get_referents(thing)
 
 
 def referents_of_many(things: list[Any]) -> list[Any]:
-    """Return what objects refer to, as ``referents``; of modules nothing."""
-    modules = frozenset(map(id, with_subclasses(types.ModuleType)))
+    """Return what any of some objects refers to, as ``referents`` does."""
+    kinds = frozenset(map(id, with_subclasses(types.ModuleType)))
     # No loop of ours over millions of objects.
-    is_module = map(modules.__contains__, map(id, map(type, things)))
-    return gc.get_referents(*compress(things, map(operator.not_, is_module)))
+    are_modules = list(map(kinds.__contains__, map(id, map(type, things))))
+    found = gc.get_referents(*compress(things, map(operator.not_, are_modules)))
+    return found + [held for module in compress(things, are_modules) for held in referents(module)]
 
 
 def held_by(referrer: Any, wanted: dict[int, int]) -> list[int]:

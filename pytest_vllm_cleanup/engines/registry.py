@@ -243,11 +243,15 @@ class Registry:
             handle: its record.
             report: where the waiting is noted.
         """
-        handle.state = State.CLOSING
-        with ExitStack() as stack:
-            if self.turn is not None:
-                report.run("wait for its turn", stack.enter_context, self.turn(handle))
+        stack = ExitStack()
+        if self.turn is not None:
+            report.run("wait for its turn", stack.enter_context, self.turn(handle))
+        try:
+            handle.state = State.CLOSING  # not before: one that is not waited for any more is still to be released
             yield
+        finally:
+            with guarded(f"giving up the turn of {handle}"):
+                stack.close()
 
     def closed(self, handle: EngineHandle, report: CloseReport) -> None:
         """Record that an engine is closed, and forget all about it but the report."""

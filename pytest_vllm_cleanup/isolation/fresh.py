@@ -44,18 +44,19 @@ def main(connection: int, faults: int) -> None:
         from pytest_vllm_cleanup.isolation.callee import run_function
 
         status = run_function(order, wire)
-    gc.disable()  # Python collects all the same when it clears modules on its way out, but does not do so before, too
     sys.exit(status)
 
 
 def warm_up(modules: list[str], path: list[str]) -> None:
     """Import modules ahead, from these folders. Whatever is wrong with them, those who need them will say so."""
     sys.path[:] = path
+    collects = gc.isenabled()
     gc.disable()  # a fifth of the time that vLLM takes, and there is hardly any garbage
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
-    gc.enable()
+    if collects:
+        gc.enable()
 
 
 def settle_in(order: dict[str, Any]) -> None:

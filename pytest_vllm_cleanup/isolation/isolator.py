@@ -96,13 +96,8 @@ class Isolator:
         return self._left
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if not self.wants(item):
-            if nextitem is not None and self.wants(nextitem):
-                with guarded(f"starting a process for {nextitem.nodeid} ahead"):
-                    self._starter.prepare(1)
             return (yield)
         self._left -= 1
         with _Run(item, self._settings, self._attempt).instead():

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
+from pytest_vllm_cleanup.engines import deadline
 from pytest_vllm_cleanup.engines.measure import current_gauge
-from pytest_vllm_cleanup.engines.registry import registry
+from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
 from pytest_vllm_cleanup.runners import budget
+
+if TYPE_CHECKING:
+    from pytest_vllm_cleanup.devices.starts import StartLocks
 
 
 def install() -> Callable[[], None]:
@@ -24,13 +30,21 @@ def install() -> Callable[[], None]:
 
     locks = StartLocks(_devices)
     registry.listeners.insert(0, locks)  # before those who measure
-    registry.turn = locks.closing
+    outer, registry.turn = registry.turn, partial(_turn, locks)  # this run may be one inside another
 
     def undo() -> None:
         registry.listeners.remove(locks)
-        registry.turn = None
+        registry.turn = outer
 
     return undo
+
+
+@contextmanager
+def _turn(locks: StartLocks, handle: EngineHandle) -> Iterator[None]:
+    with ExitStack() as stack:
+        with deadline.suspended():  # another engine may be about to start, which is not to blame
+            stack.enter_context(locks.closing(handle))
+        yield
 
 
 def _devices() -> list[str]:

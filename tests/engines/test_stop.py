@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 from programs import FAMILY, PATIENT, STUBBORN
 
-from pytest_vllm_cleanup.engines import children, measure, stop
+from pytest_vllm_cleanup.devices.starts import StartLocks
+from pytest_vllm_cleanup.engines import children, deadline, drain, measure, stop
 from pytest_vllm_cleanup.engines.close import close_handle
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, Owner, State, registry
+from pytest_vllm_cleanup.guard import VllmCleanupWarning
 from pytest_vllm_cleanup.memory import ProcessUse, Reading
 from pytest_vllm_cleanup.processes import proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 from pytest_vllm_cleanup.processes.watchdog import current_watchdog
+from pytest_vllm_cleanup.workers import starting
 
 
 @contextmanager
@@ -462,8 +465,58 @@ def test_an_engine_is_closed_when_it_is_its_turn(turns: list[str], in_process: b
     with process() as one, engine(one, Client(lambda: turns.append("shut down"))) as handle:
         handle.in_process = in_process
         report = close_handle(handle)
-    assert turns == ["turn of closing", "shut down", "over"]
+    assert turns == ["turn of live", "shut down", "over"]
     assert report.steps[0][0] == "wait for its turn"
+
+
+def test_an_engine_that_is_not_waited_for_any_more_is_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(_handle: EngineHandle) -> Any:
+        raise KeyboardInterrupt
+
+    handle = registry.begin("LLMEngine")
+    handle.state, handle.in_process = State.DROPPED, True
+    monkeypatch.setattr(registry, "turn", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        drain.release_unreleased()
+    monkeypatch.undo()
+    assert drain.release_unreleased() == [handle]
+
+
+def test_an_engine_is_closed_also_if_its_turn_cannot_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def broken(_handle: EngineHandle) -> Iterator[None]:
+        yield
+        raise OSError("no such lock")
+
+    monkeypatch.setattr(registry, "turn", broken)
+    handle = registry.begin("LLMEngine")
+    handle.state, handle.in_process = State.DROPPED, True
+    with pytest.warns(VllmCleanupWarning, match="giving up the turn of LLMEngine .* no such lock"):
+        assert drain.release_unreleased() == [handle]
+    assert handle.state is State.CLOSED
+
+
+def test_waiting_for_a_turn_is_no_part_of_the_start_of_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def slow(_locks: StartLocks, _handle: EngineHandle) -> Iterator[None]:
+        time.sleep(0.6)
+        yield
+
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setattr(StartLocks, "closing", slow)
+    monkeypatch.setattr(registry, "listeners", [])
+    monkeypatch.setattr(registry, "turn", None)
+    outer = starting.install()
+    taken = registry.turn
+    inner = starting.install()  # a run inside another one
+    handle = registry.begin("LLMEngine")
+    handle.state, handle.in_process = State.DROPPED, True
+    with deadline.start_deadline(0.3, "LLM"):
+        assert drain.release_unreleased() == [handle]
+    inner()
+    assert registry.turn is taken
+    outer()
+    assert registry.turn is None
 
 
 def test_an_engine_is_killed_when_somebody_does_not_want_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

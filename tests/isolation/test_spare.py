@@ -20,7 +20,7 @@ with open(os.environ["NOTES"], "a") as file:
     file.write(f"{os.getpid()} {__name__} {time.time()} {os.environ.get('SETTING')}\\n")
 """
 SUITE = """
-import os, pytest, sys, time
+import gc, os, pytest, sys, time
 
 pytestmark = pytest.mark.vllm_isolated
 
@@ -33,6 +33,7 @@ def place(record_property):
 def test_it(number):
     import torch, vllm
     assert sys.modules["torch"] is torch
+    assert gc.isenabled()  # it stands still while they are imported ahead
     time.sleep(0.8)
 """
 
@@ -74,35 +75,6 @@ def test_the_next_process_imports_while_a_test_runs(folder):
         # Ahead of its own test, and at the latest while the one before it was running, which sleeps.
         assert imports[pid]["torch"][0] < imports[pid]["vllm"][0] < min(began, before + 0.8)
     assert len(imports) == 3, "a process was started that no test needed"
-
-
-AFTER_ANOTHER = """
-import gc, os, pytest, time
-
-def test_first(): pass
-
-def test_here(record_property):
-    time.sleep(1.5)
-    record_property("place", (os.getpid(), time.time()))
-
-@pytest.mark.vllm_isolated
-def test_there(record_property):
-    record_property("place", (os.getpid(), time.time()))
-    assert gc.isenabled()  # it stands still while packages are imported ahead
-
-def test_last(): pass
-"""
-
-
-def test_the_process_of_the_first_one_imports_while_the_test_before_it_runs(folder):
-    folder = folder(files(AFTER_ANOTHER), copies=COPIES)
-    run = start(folder)
-    assert run.counts == {"passed": 4}
-    properties = [dict(r["user_properties"]) for r in run.record["reports"] if r["when"] == "teardown"]
-    (_, ended), (pid, _) = (found["place"] for found in properties if "place" in found)
-    [(process, imports)] = notes(folder).items()
-    assert process == pid
-    assert ended - 1.5 <= imports["torch"][0] < imports["vllm"][0] < ended
 
 
 @pytest.fixture

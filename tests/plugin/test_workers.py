@@ -236,7 +236,7 @@ def test_each_host_shares_out_its_own_devices(machine):
     tx = [f"--tx={count}*popen//env:CUDA_VISIBLE_DEVICES={devices}" for count, devices in ((2, "0,1"), (1, "GPU-cc"))]
     result = machine.run(EIGHT, "--dist=load", *tx, "--vllm-cleanup-gpus=auto")
     assert result.parseoutcomes() == {"passed": 8}
-    assert machine.devices_of_workers() == {"gw0": "0", "gw1": "1", "gw2": "GPU-cc"}
+    assert machine.devices_of_workers() == {"gw0": "0", "gw1": "1", "gw2": "GPU-cccccccc"}
     assert {entry["PYTEST_VLLM_CLEANUP_SHARERS"] for entry in machine.diary("sees")} == {"1"}
 
 
