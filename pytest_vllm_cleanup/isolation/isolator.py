@@ -80,6 +80,7 @@ class Isolator:
             alike=getattr(config, "workerinput", {}).get("workercount", 1),
         )
         self._left = 0
+        self._next_is_isolated = False
         self._workerinput: dict[str, Any] | None = None
 
     def wants(self, item: pytest.Item) -> bool:
@@ -96,10 +97,15 @@ class Isolator:
         return self._left
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         if not self.wants(item):
+            with guarded("ending the spare process for isolated tests"):
+                self._starter.close()  # a test of this process may look at its children, or wait for them
             return (yield)
         self._left -= 1
+        self._next_is_isolated = nextitem is not None and self.wants(nextitem)
         with _Run(item, self._settings, self._attempt).instead():
             return (yield)
 
@@ -149,7 +155,8 @@ class Isolator:
             None if factory is None else str(factory.getbasetemp() / f"isolated-{self._starter.taken}"),
             self._workerinput,
         )
-        self._starter.prepare(self._left)
+        if self._next_is_isolated:
+            self._starter.prepare(self._left)
         return attempt
 
 

@@ -77,6 +77,32 @@ def test_the_next_process_imports_while_a_test_runs(folder):
     assert len(imports) == 3, "a process was started that no test needed"
 
 
+MIXED = """
+import os, psutil, pytest
+
+def waiting():
+    return [c.pid for c in psutil.Process().children(recursive=True) if "fresh.main" in str(c.cmdline())]
+
+@pytest.mark.vllm_isolated
+@pytest.mark.parametrize("number", range(4))
+def test_there(number): pass
+
+def test_here(): assert waiting() == []
+
+@pytest.mark.vllm_isolated
+def test_there_again(): pass
+
+def test_here_again(): assert waiting() == []
+"""
+
+
+def test_none_is_there_while_a_test_runs_in_this_process(folder):
+    folder = folder(files(MIXED), copies=COPIES)
+    run = start(folder)
+    assert run.counts == {"passed": 7}
+    assert len(notes(folder)) >= 3
+
+
 @pytest.fixture
 def slow_imports(tmp_path, monkeypatch):
     """An interpreter of which others are started, where it takes a while to import vLLM."""
