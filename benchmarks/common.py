@@ -97,6 +97,15 @@ class Device:
         driver = pynvml.nvmlSystemGetDriverVersion()
         return [f"{pynvml.nvmlDeviceGetName(gpu)}, driver {driver}" for gpu in self._gpus]
 
+    @property
+    def uuids(self) -> list[str]:
+        """What the driver calls the GPUs; empty without a GPU."""
+        if not self._gpus:
+            return []
+        import pynvml
+
+        return [pynvml.nvmlDeviceGetUUID(gpu) for gpu in self._gpus]
+
     def used(self) -> list[int] | None:
         """Return the bytes in use on each GPU, without what the driver reserves; None without a GPU."""
         if not self._gpus:

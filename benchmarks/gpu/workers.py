@@ -13,7 +13,6 @@ import argparse
 import collections
 import itertools
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import IN_CHILDREN, Device, Results, tiny_llama
 from runs import Run, pytest_run
 
-from pytest_vllm_cleanup.devices.visible import parse_visible
-
 WORTH = 0.6  # of the time of one worker, at most, for two
 LIMIT = 540.0  # seconds for one run
 Note = dict[str, Any]
@@ -36,7 +33,7 @@ class Lab:
     """Runs the inner suite and looks at what it has noted."""
 
     def __init__(self, folder: Path, device: Device, tests: int) -> None:
-        self.uuids = _uuids()
+        self.uuids = device.uuids
         self.tests = tests
         self._folder = folder
         self._numbers = itertools.count(1)
@@ -63,15 +60,6 @@ class Lab:
         if ended not in (0, 1):
             print(output[-4000:], file=sys.stderr)
         return {**record, "tail": output.splitlines()[-1:], **({"failed": failed} if failed else {})}, notes
-
-
-def _uuids() -> list[str]:
-    import pynvml
-
-    pynvml.nvmlInit()
-    numbers = parse_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    numbers = range(pynvml.nvmlDeviceGetCount()) if numbers is None else numbers
-    return [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number)) for number in numbers]
 
 
 def _seconds(run: Run) -> float:

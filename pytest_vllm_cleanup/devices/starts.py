@@ -71,7 +71,7 @@ class StartLocks:
         """Do nothing; as a listener."""
 
     @contextmanager
-    def closing(self, _handle: object) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
         """Have no other process start an engine on these devices meanwhile, nor give memory back itself.
 
         An engine that takes very long to start is not waited for: the memory may be needed.

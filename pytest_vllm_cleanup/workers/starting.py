@@ -40,10 +40,10 @@ def install() -> Callable[[], None]:
 
 
 @contextmanager
-def _turn(locks: StartLocks, handle: EngineHandle) -> Iterator[None]:
+def _turn(locks: StartLocks, _handle: EngineHandle) -> Iterator[None]:
     with ExitStack() as stack:
         with deadline.suspended():  # another engine may be about to start, which is not to blame
-            stack.enter_context(locks.closing(handle))
+            stack.enter_context(locks.closing())
         yield
 
 

@@ -163,7 +163,7 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
     process, _ = other
     here, started = StartLocks(lambda: ["b", "a"], tmp_path), time.monotonic()
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
-    with here.closing(ONE):
+    with here.closing():
         assert time.monotonic() - started > 0.25
         here.before_build(TWO)  # this very process may build one meanwhile
         here.after_build(TWO)
@@ -176,7 +176,7 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
 def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch):
     monkeypatch.setattr(starts, "_CLOSING", 0.2)
     started = time.monotonic()
-    with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing(ONE):
+    with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
         with pytest.raises(Timeout):  # what is free is taken
             StartLocks(lambda: ["c"], tmp_path)._lock("c").acquire(timeout=0)

@@ -498,7 +498,7 @@ def test_an_engine_is_closed_also_if_its_turn_cannot_be_given_up(monkeypatch: py
 
 def test_waiting_for_a_turn_is_no_part_of_the_start_of_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def slow(_locks: StartLocks, _handle: EngineHandle) -> Iterator[None]:
+    def slow(_locks: StartLocks) -> Iterator[None]:
         time.sleep(0.6)
         yield
 
