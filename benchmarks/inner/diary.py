@@ -16,6 +16,13 @@ def note(event, **facts):
         diary.write(json.dumps({"event": event, "time": time.monotonic(), "pid": os.getpid(), **facts}) + "\n")
 
 
+def causes(report):
+    """What a failed test's processes printed of errors, and what the plugin said in any test."""
+    lines = [line for _, text in report.sections for line in text.splitlines()]
+    ours = [line for line in lines if line.startswith("pytest-vllm-cleanup:")]
+    return ours + [line[-300:] for line in lines if report.failed and "Error" in line][-8:]
+
+
 def pytest_runtest_logreport(report):
     note(
         "report",
@@ -25,6 +32,7 @@ def pytest_runtest_logreport(report):
         seconds=report.duration,
         properties=dict(report.user_properties),
         text=str(report.longrepr)[-1000:] if report.failed else "",
+        causes=causes(report),
     )
     if report.when == "teardown":
         # Whoever watches looks what is left while this process still lives, and then says go.

@@ -6,6 +6,7 @@ small, and what they give back makes its start fail ("Error in memory profiling"
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,9 @@ from . import patience
 from .folder import file_name, lock_folder
 from .sharing import WORKER
 
-_CLOSING = 60.0  # seconds to wait for a start before an engine is closed all the same
+_CLOSING = 180.0  # seconds to wait for a start before an engine is closed all the same
+_OFTEN, _SELDOM = 0.02, 0.5  # seconds between two looks of who closes, and so comes first, and of who starts
+_LEAVING = 15.0  # seconds to wait for processes that end, before an engine is started all the same
 
 
 class _Starting(Protocol):
@@ -74,17 +77,33 @@ class StartLocks:
     def closing(self) -> Iterator[None]:
         """Have no other process start an engine on these devices meanwhile, nor give memory back itself.
 
-        An engine that takes very long to start is not waited for: the memory may be needed.
+        It comes before all that wait to start one. One that takes very long to start is not waited for: the memory may
+        be needed.
         """
         deadline = time.monotonic() + _CLOSING
         with ExitStack() as stack:
             if os.getpid() == self._pid:
                 for key in sorted(set(self._keys())):
-                    lock = self._lock(key)
-                    with suppress(Timeout):
-                        stack.enter_context(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+                    lock, rest = self._lock(key), max(0.0, deadline - time.monotonic())
+                    try:
+                        stack.enter_context(lock.acquire(timeout=rest, poll_interval=_OFTEN))
                         self._say_who(key)
+                    except Timeout:
+                        patience.say(
+                            f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
+                            f'so beside {self._holder(key)}; if that starts an engine, vLLM may fail to ("Error in '
+                            'memory profiling")'
+                        )
             yield
+
+    def leave(self) -> None:
+        """Have no other process start an engine on these devices until this one has ended, with its CUDA context."""
+        with self.closing():
+            for key in sorted(set(self._keys())):
+                # The operating system lets it go, after Python has tidied up. Several processes may leave at once.
+                number = os.open(self._leaving(key).lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+                with suppress(BlockingIOError):
+                    fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _take(self, key: str) -> list[str]:
         """Take one lock. Return who had it, as a phrase; nothing if it was free."""
@@ -94,7 +113,7 @@ class StartLocks:
         except Timeout:
             waited_for.append(self._holder(key))
             try:
-                lock.acquire(timeout=patience.LONG)
+                lock.acquire(timeout=patience.LONG, poll_interval=_SELDOM)
             except Timeout:
                 who = self._holder(key)  # since then it may have been somebody else's turn
                 patience.say(
@@ -102,8 +121,10 @@ class StartLocks:
                     f"waiting for {who}, which starts or closes one there"
                 )
                 waited_for.append(who)
-                lock.acquire()
+                lock.acquire(poll_interval=_SELDOM)
         self._say_who(key)
+        with suppress(Timeout), self._leaving(key).acquire(timeout=_LEAVING):
+            pass  # nobody leaves now, nor before this lock is given back
         return waited_for
 
     def _say_who(self, key: str) -> None:
@@ -123,9 +144,14 @@ class StartLocks:
     def _lock(self, key: str) -> BaseFileLock:
         # One object a device: an engine that is built while another one is takes it once more.
         if key not in self._locks:
-            folder = lock_folder() if self._folder is None else self._folder
-            self._locks[key] = FileLock(folder / file_name("start", key), thread_local=False)
+            self._locks[key] = FileLock(self._file("start", key), thread_local=False)
         return self._locks[key]
+
+    def _leaving(self, key: str) -> BaseFileLock:
+        return FileLock(self._file("leaving", key))
+
+    def _file(self, kind: str, key: str) -> Path:
+        return (lock_folder() if self._folder is None else self._folder) / file_name(kind, key)
 
 
 def _me() -> str:

@@ -12,6 +12,8 @@ from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
 from pytest_vllm_cleanup.engines import deadline
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
+from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.memory.meters.processes import holds_context
 from pytest_vllm_cleanup.runners import budget
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def install() -> Callable[[], None]:
     """Take the start locks from now on, in a worker of pytest-xdist or below one.
 
     Returns:
-        what undoes it.
+        what undoes it, at the end of the process if no other run is around this one.
     """
     if WORKER not in os.environ:
         return lambda: None
@@ -35,6 +37,9 @@ def install() -> Callable[[], None]:
     def undo() -> None:
         registry.listeners.remove(locks)
         registry.turn = outer
+        if outer is None and holds_context():
+            with guarded("waiting for its turn to end"):
+                locks.leave()
 
     return undo
 

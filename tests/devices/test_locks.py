@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -173,14 +175,91 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
     killer.wait()
 
 
-def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch):
+def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(starts, "_CLOSING", 0.2)
     started = time.monotonic()
-    with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing():
+    with StartLocks(lambda: ["a", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
         with pytest.raises(Timeout):  # what is free is taken
             StartLocks(lambda: ["c"], tmp_path)._lock("c").acquire(timeout=0)
     assert other[0].poll() is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"process {os.getpid()} has waited 0.2 s to give memory on a back" in line
+    assert f"does so beside process {other[0].pid}" in line
+
+
+def test_who_closes_an_engine_comes_before_all_who_start_one(tmp_path):
+    # Else it may wait for one start after the other, until it goes on beside one.
+    script = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from pytest_vllm_cleanup.devices.starts import StartLocks
+locks, engine = StartLocks(lambda: ["a"], Path(sys.argv[1])), SimpleNamespace(number=1, waited="")
+print("up", flush=True)
+locks.before_build(engine)
+print("starts", flush=True)
+time.sleep(0.4)
+"""
+    here = StartLocks(lambda: ["a"], tmp_path)
+    waited = []
+
+    def close():
+        began = time.monotonic()
+        with StartLocks(lambda: ["a"], tmp_path).closing():
+            waited.append(time.monotonic() - began)
+
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with ExitStack() as stack:
+        here.before_build(ONE)
+        others = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(4)]
+        for process in others:
+            process.stdout.readline()
+        closer = threading.Thread(target=close)
+        closer.start()
+        time.sleep(0.5)
+        here.after_build(ONE)
+        closer.join()
+        assert [process.stdout.read() for process in others] == ["starts\n"] * 4
+    assert waited[0] < 0.9  # each start takes 0.4 s
+
+
+def test_nobody_starts_an_engine_while_a_process_leaves(tmp_path):
+    # Its CUDA context is given back when it has ended: after Python has let all of its objects go.
+    script = """
+import gc, sys
+from pathlib import Path
+from pytest_vllm_cleanup.devices.starts import StartLocks
+StartLocks(lambda: ["a"], Path(sys.argv[1])).leave()
+gc.collect()
+print("leaves", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:
+        try:
+            assert [process.stdout.readline() for process in (one, other)] == ["leaves\n"] * 2  # not one by one
+            with StartLocks(lambda: ["a"], tmp_path).closing():
+                pass
+            one.kill()
+            started = time.monotonic()
+            killer = threading.Timer(0.3, other.kill)
+            killer.start()
+            StartLocks(lambda: ["a"], tmp_path).before_build(SimpleNamespace(number=1, waited=""))
+            assert 0.25 < time.monotonic() - started < 5
+        finally:
+            one.kill()
+            other.kill()
+
+
+def test_a_process_that_does_not_come_to_its_end_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(starts, "_LEAVING", 0.2)
+    left = StartLocks(lambda: ["a"], tmp_path)
+    left.leave()
+    started = time.monotonic()
+    StartLocks(lambda: ["a"], tmp_path).before_build(ONE)
+    assert 0.2 <= time.monotonic() - started < 2
 
 
 def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):
