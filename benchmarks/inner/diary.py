@@ -18,7 +18,7 @@ def note(event, **facts):
 
 def causes(report):
     """What a failed test's processes printed of errors, and what the plugin said in any test."""
-    lines = [line for _, text in report.sections for line in text.splitlines()]
+    lines = [line for name, text in report.sections if name.endswith(report.when) for line in text.splitlines()]
     ours = [line for line in lines if line.startswith("pytest-vllm-cleanup:")]
     return ours + [line[-300:] for line in lines if report.failed and "Error" in line][-8:]
 

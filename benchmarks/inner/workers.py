@@ -10,6 +10,7 @@ import pynvml
 import pytest
 from diary import build, note
 
+from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.processes import marks
 
 TESTS = int(os.environ.get("BENCHMARK_TESTS", "16"))
@@ -49,6 +50,24 @@ def engine_on():
     mine = ours()
     every = (pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount()))
     return sorted(pynvml.nvmlDeviceGetUUID(handle) for handle in every if mine & listed(handle).keys())
+
+
+class Starts:
+    """Notes when engines start, which is after their turn has come, when they are up, and when they are closed."""
+
+    def before_build(self, handle):
+        note("starts", engine=handle.number)
+
+    def after_build(self, handle):
+        note("up", engine=handle.number)
+
+    def after_close(self, handle):
+        note("closed", engine=handle.number)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def starts():
+    registry.listeners.append(Starts())
 
 
 @pytest.fixture(autouse=True)
