@@ -20,7 +20,9 @@ from . import patience
 from .folder import file_name, lock_folder
 from .sharing import WORKER
 
-_CLOSING = 180.0  # seconds to wait for a start before an engine is closed all the same
+CLOSING = 180.0
+"""Seconds to wait for another engine's start before one is closed all the same."""
+
 _OFTEN, _SELDOM = 0.02, 0.5  # seconds between two looks of who closes, and so comes first, and of who starts
 _LEAVING = 15.0  # seconds to wait for processes that end, before an engine is started all the same
 
@@ -60,6 +62,8 @@ class StartLocks:
             for key in sorted(set(self._keys())):
                 waited_for += self._take(key)
                 stack.callback(self._lock(key).release)
+                with suppress(Timeout), self._leaving(key).acquire(timeout=_LEAVING):
+                    pass  # nobody leaves now, nor before this lock is given back
             self._held[handle.number] = stack.pop_all()
         if waited_for:
             who = " and ".join(dict.fromkeys(waited_for))
@@ -74,13 +78,17 @@ class StartLocks:
         """Do nothing; as a listener."""
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
+    def closing(self, limit: float | None = None) -> Iterator[None]:
         """Have no other process start an engine on these devices meanwhile, nor give memory back itself.
 
         It comes before all that wait to start one. One that takes very long to start is not waited for: the memory may
         be needed.
+
+        Args:
+            limit: seconds to wait at most; None: ``CLOSING``.
         """
-        deadline = time.monotonic() + _CLOSING
+        limit = CLOSING if limit is None else limit
+        deadline = time.monotonic() + limit
         with ExitStack() as stack:
             if os.getpid() == self._pid:
                 for key in sorted(set(self._keys())):
@@ -90,15 +98,19 @@ class StartLocks:
                         self._say_who(key)
                     except Timeout:
                         patience.say(
-                            f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
+                            f"process {os.getpid()} has waited {limit:g} s to give memory on {key} back, and does "
                             f'so beside {self._holder(key)}; if that starts an engine, vLLM may fail to ("Error in '
                             'memory profiling")'
                         )
             yield
 
-    def leave(self) -> None:
-        """Have no other process start an engine on these devices until this one has ended, with its CUDA context."""
-        with self.closing():
+    def leave(self, limit: float | None = None) -> None:
+        """Have no other process start an engine on these devices until this one has ended, with its CUDA context.
+
+        Args:
+            limit: seconds to wait at most; None: ``CLOSING``.
+        """
+        with self.closing(limit):
             for key in sorted(set(self._keys())):
                 # The operating system lets it go, after Python has tidied up. Several processes may leave at once.
                 number = os.open(self._leaving(key).lock_file, os.O_RDWR | os.O_CREAT, 0o600)
@@ -123,8 +135,6 @@ class StartLocks:
                 waited_for.append(who)
                 lock.acquire(poll_interval=_SELDOM)
         self._say_who(key)
-        with suppress(Timeout), self._leaving(key).acquire(timeout=_LEAVING):
-            pass  # nobody leaves now, nor before this lock is given back
         return waited_for
 
     def _say_who(self, key: str) -> None:

@@ -42,7 +42,7 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     source, target = wire.take_descriptors()
     _write_at_once()
     instrument.install()
-    leave = starting.install()  # below a worker: not beside the start of another one's engine
+    leave = starting.install(starting.SOON)  # below a worker: not beside the start of another one's engine
     errors: list[str] = []
     try:
         _tell(wire, "started")

@@ -18,7 +18,7 @@ from pytest_vllm_cleanup.memory.units import format_size
 from pytest_vllm_cleanup.processes import marks, proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
-_CLOSING = 120.0  # seconds to close engines; closing one has limits of its own
+_CLOSING = 300.0  # seconds to close engines; closing one has limits of its own, and may wait for its turn
 _EXIT = 15.0  # seconds to exit after that
 _WRITING = 600.0  # seconds to write what is big in an answer; a GiB takes one
 _FAREWELL = 15.0  # seconds to close engines after Ctrl-C

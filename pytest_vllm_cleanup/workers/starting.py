@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from pytest_vllm_cleanup.devices.starts import StartLocks
 
 
-def install() -> Callable[[], None]:
+SOON = 10.0
+"""Seconds to wait at the end of a process that somebody waits for."""
+
+
+def install(leaving: float | None = None) -> Callable[[], None]:
     """Take the start locks from now on, in a worker of pytest-xdist or below one.
+
+    Args:
+        leaving: seconds that a process with a CUDA context waits at its end for another one's start; None: as long as
+            an engine that is closed.
 
     Returns:
         what undoes it, at the end of the process if no other run is around this one.
@@ -39,7 +47,7 @@ def install() -> Callable[[], None]:
         registry.turn = outer
         if outer is None and holds_context():
             with guarded("waiting for its turn to end"):
-                locks.leave()
+                locks.leave(leaving)
 
     return undo
 

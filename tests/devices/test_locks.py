@@ -22,6 +22,8 @@ from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
 from pytest_vllm_cleanup.devices.starts import StartLocks
+from pytest_vllm_cleanup.engines.registry import registry
+from pytest_vllm_cleanup.workers import starting
 
 ONE, TWO = SimpleNamespace(number=1), SimpleNamespace(number=2)
 HOLDER = """
@@ -176,7 +178,7 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
 
 
 def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(starts, "_CLOSING", 0.2)
+    monkeypatch.setattr(starts, "CLOSING", 0.2)
     started = time.monotonic()
     with StartLocks(lambda: ["a", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
@@ -253,6 +255,22 @@ sys.stdin.read()
             other.kill()
 
 
+def test_who_leaves_waits_no_longer_than_it_may(other, tmp_path):
+    began = time.monotonic()
+    StartLocks(lambda: ["a"], tmp_path).leave(0.2)
+    assert 0.2 <= time.monotonic() - began < 2
+
+
+def test_who_is_interrupted_while_others_leave_gives_its_turn_back(tmp_path, monkeypatch):
+    left = StartLocks(lambda: ["a"], tmp_path)
+    left.leave()
+    here = StartLocks(lambda: ["a"], tmp_path)
+    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        here.before_build(ONE)
+    StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
+
+
 def test_a_process_that_does_not_come_to_its_end_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(starts, "_LEAVING", 0.2)
     left = StartLocks(lambda: ["a"], tmp_path)
@@ -314,3 +332,15 @@ def test_caches_of_a_worker_are_below_those_that_all_would_share():
     assert found["TORCHINDUCTOR_CACHE_DIR"].endswith("/worker-1")
     assert caches_of(0, {"HOME": "/h", "XDG_CACHE_HOME": "/x"})["VLLM_CACHE_ROOT"] == "/x/vllm/worker-0"
     assert caches_of(0, {"HOME": "/h"})["VLLM_CACHE_ROOT"] == "/h/.cache/vllm/worker-0"
+
+
+@pytest.mark.parametrize(("context", "around", "left"), [(True, None, [7.0]), (False, None, []), (True, object(), [])])
+def test_a_worker_with_a_context_takes_its_turn_to_end_but_not_a_run_inside_another(context, around, left, monkeypatch):
+    found = []
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setattr(registry, "turn", around)
+    monkeypatch.setattr(starting, "holds_context", lambda: context)
+    monkeypatch.setattr(StartLocks, "leave", lambda _self, limit: found.append(limit))
+    starting.install(7.0)()
+    assert found == left
+    assert registry.turn is around
