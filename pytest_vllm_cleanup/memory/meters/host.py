@@ -14,13 +14,15 @@ from .processes import is_helper
 
 
 class HostMeter:
-    """Reads the memory that processes have written: their dirty pages, in memory or swapped out.
+    """Reads the memory that processes have written: their anonymous and shared memory, in memory or swapped out.
 
     Pages that a forked child shares with its parent are divided between them, so that each counts once in the sum, and
-    a fork changes nothing. Clean pages do not count, as in the unique set size (USS) they do: pages of torch's
-    libraries are private or shared depending on whether another program runs torch, and the USS of an idle process was
-    seen to move by 150 MiB for that. Before Linux 6.0 shared pages count for nobody: while a forked child lives, what
-    it shares is not seen. Outside Linux it is the USS after all.
+    a fork changes nothing. Pages of mapped files do not count, as in the unique set size (USS) they do: those of
+    torch's libraries are private or shared depending on whether another program runs torch, and the USS of an idle
+    process was seen to move by 150 MiB for that. Nor do they while they wait to be written to disk, as those of a torch
+    that has just been installed do, which the kernel calls dirty for half a minute (up to 64 MiB were seen). Before
+    Linux 5.4 shared pages count for nobody: while a forked child lives, what it shares is not seen. Outside Linux it is
+    the USS after all.
 
     The kernel walks the page tables for it: some milliseconds for a process with torch, more for a large one.
     Free heap memory is handed back first; the C allocator would keep it, and it would look like a leak.
@@ -108,9 +110,12 @@ def _written_bytes(process: Any) -> int:
         raise psutil.AccessDenied(process.pid) from error
     except ProcessLookupError as error:
         raise psutil.NoSuchProcess(process.pid) from error
-    figures = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    names = ("Pss_Dirty", "SwapPss") if "Pss_Dirty" in figures else ("Private_Dirty", "Swap")
-    return sum(int(figures[name].split()[0]) * 1024 for name in names if name in figures)
+    fields = (line.split() for line in lines[1:])
+    figures = {name.rstrip(":"): int(kibibytes) * 1024 for name, kibibytes, *_ in fields}
+    if "Pss_Anon" not in figures:
+        return figures.get("Private_Dirty", 0) + figures.get("Swap", 0)  # both are missing for a zombie
+    written = figures["Pss_Anon"] + figures["Pss_Shmem"] + figures["SwapPss"]
+    return max(0, written - figures["LazyFree"])  # what an allocator has handed back, and the kernel not yet taken
 
 
 def _total(sizes: list[int | None]) -> int | None:
