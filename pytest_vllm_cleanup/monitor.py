@@ -25,7 +25,7 @@ from pytest_vllm_cleanup.processes import marks
 from pytest_vllm_cleanup.report import payload, recording, tracebacks
 from pytest_vllm_cleanup.report.carried import SECTION
 from pytest_vllm_cleanup.scopes import WiderFixtures
-from pytest_vllm_cleanup.stash import ISOLATED_CHILD, MONITOR, SETTINGS
+from pytest_vllm_cleanup.stash import MONITOR, SETTINGS
 from pytest_vllm_cleanup.workers import starting, worker
 
 _RESULT = pytest.StashKey[Result]()
@@ -57,8 +57,7 @@ class Monitor:
         instrument.install()
         self._gate = Gate(refuse=self.settings.on_leak == "quarantine")
         self._gate.install()
-        # The process of an isolated test is waited for.
-        self._starts = starting.install(starting.SOON if config.pluginmanager.has_plugin(ISOLATED_CHILD) else None)
+        self._starts = starting.install()
         if self.settings.record:
             allocations.start_recording()
         self._owner_outside = registry.owner

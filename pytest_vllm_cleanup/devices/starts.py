@@ -6,7 +6,6 @@ small, and what they give back makes its start fail ("Error in memory profiling"
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +19,8 @@ from . import patience
 from .folder import file_name, lock_folder
 from .sharing import WORKER
 
-CLOSING = 180.0
-"""Seconds to wait for another engine's start before one is closed all the same."""
-
+_CLOSING = 120.0  # seconds to wait for a start before an engine is closed all the same
 _OFTEN, _SELDOM = 0.02, 0.5  # seconds between two looks of who closes, and so comes first, and of who starts
-_LEAVING = 15.0  # seconds to wait for processes that end, before an engine is started all the same
 
 
 class _Starting(Protocol):
@@ -62,8 +58,6 @@ class StartLocks:
             for key in sorted(set(self._keys())):
                 waited_for += self._take(key)
                 stack.callback(self._lock(key).release)
-                with suppress(Timeout), self._leaving(key).acquire(timeout=_LEAVING):
-                    pass  # nobody leaves now, nor before this lock is given back
             self._held[handle.number] = stack.pop_all()
         if waited_for:
             who = " and ".join(dict.fromkeys(waited_for))
@@ -78,17 +72,13 @@ class StartLocks:
         """Do nothing; as a listener."""
 
     @contextmanager
-    def closing(self, limit: float | None = None) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
         """Have no other process start an engine on these devices meanwhile, nor give memory back itself.
 
-        It comes before all that wait to start one. One that takes very long to start is not waited for: the memory may
-        be needed.
-
-        Args:
-            limit: seconds to wait at most; None: ``CLOSING``.
+        It looks far more often than those that wait to start one, and so comes first but for chance. One that takes
+        very long to start is not waited for: the memory may be needed.
         """
-        limit = CLOSING if limit is None else limit
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + _CLOSING
         with ExitStack() as stack:
             if os.getpid() == self._pid:
                 for key in sorted(set(self._keys())):
@@ -98,24 +88,11 @@ class StartLocks:
                         self._say_who(key)
                     except Timeout:
                         patience.say(
-                            f"process {os.getpid()} has waited {limit:g} s to give memory on {key} back, and does "
+                            f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
                             f'so beside {self._holder(key)}; if that starts an engine, vLLM may fail to ("Error in '
                             'memory profiling")'
                         )
             yield
-
-    def leave(self, limit: float | None = None) -> None:
-        """Have no other process start an engine on these devices until this one has ended, with its CUDA context.
-
-        Args:
-            limit: seconds to wait at most; None: ``CLOSING``.
-        """
-        with self.closing(limit):
-            for key in sorted(set(self._keys())):
-                # The operating system lets it go, after Python has tidied up. Several processes may leave at once.
-                number = os.open(self._leaving(key).lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-                with suppress(BlockingIOError):
-                    fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _take(self, key: str) -> list[str]:
         """Take one lock. Return who had it, as a phrase; nothing if it was free."""
@@ -154,14 +131,9 @@ class StartLocks:
     def _lock(self, key: str) -> BaseFileLock:
         # One object a device: an engine that is built while another one is takes it once more.
         if key not in self._locks:
-            self._locks[key] = FileLock(self._file("start", key), thread_local=False)
+            folder = lock_folder() if self._folder is None else self._folder
+            self._locks[key] = FileLock(folder / file_name("start", key), thread_local=False)
         return self._locks[key]
-
-    def _leaving(self, key: str) -> BaseFileLock:
-        return FileLock(self._file("leaving", key))
-
-    def _file(self, kind: str, key: str) -> Path:
-        return (lock_folder() if self._folder is None else self._folder) / file_name(kind, key)
 
 
 def _me() -> str:

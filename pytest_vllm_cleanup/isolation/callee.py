@@ -42,7 +42,7 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     source, target = wire.take_descriptors()
     _write_at_once()
     instrument.install()
-    leave = starting.install(starting.SOON)  # below a worker: not beside the start of another one's engine
+    starting.install()  # below a worker: not beside the start of another one's engine
     errors: list[str] = []
     try:
         _tell(wire, "started")
@@ -64,7 +64,6 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
         except Exception as problem:
             errors.append(f"{handle}: {type(problem).__name__}: {problem}")
     current_watchdog().close()
-    leave()
     _tell(wire, "closed", errors)
     return status
 

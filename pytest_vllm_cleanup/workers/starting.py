@@ -12,27 +12,17 @@ from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
 from pytest_vllm_cleanup.engines import deadline
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
-from pytest_vllm_cleanup.guard import guarded
-from pytest_vllm_cleanup.memory.meters.processes import holds_context
 from pytest_vllm_cleanup.runners import budget
 
 if TYPE_CHECKING:
     from pytest_vllm_cleanup.devices.starts import StartLocks
 
 
-SOON = 10.0
-"""Seconds to wait at the end of a process that somebody waits for."""
-
-
-def install(leaving: float | None = None) -> Callable[[], None]:
+def install() -> Callable[[], None]:
     """Take the start locks from now on, in a worker of pytest-xdist or below one.
 
-    Args:
-        leaving: seconds that a process with a CUDA context waits at its end for another one's start; None: as long as
-            an engine that is closed.
-
     Returns:
-        what undoes it, at the end of the process if no other run is around this one.
+        what undoes it.
     """
     if WORKER not in os.environ:
         return lambda: None
@@ -45,9 +35,6 @@ def install(leaving: float | None = None) -> Callable[[], None]:
     def undo() -> None:
         registry.listeners.remove(locks)
         registry.turn = outer
-        if outer is None and holds_context():
-            with guarded("waiting for its turn to end"):
-                locks.leave(leaving)
 
     return undo
 

@@ -22,8 +22,6 @@ from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
 from pytest_vllm_cleanup.devices.starts import StartLocks
-from pytest_vllm_cleanup.engines.registry import registry
-from pytest_vllm_cleanup.workers import starting
 
 ONE, TWO = SimpleNamespace(number=1), SimpleNamespace(number=2)
 HOLDER = """
@@ -178,7 +176,7 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
 
 
 def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(starts, "CLOSING", 0.2)
+    monkeypatch.setattr(starts, "_CLOSING", 0.2)
     started = time.monotonic()
     with StartLocks(lambda: ["a", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
@@ -224,60 +222,6 @@ time.sleep(0.4)
         closer.join()
         assert [process.stdout.read() for process in others] == ["starts\n"] * 4
     assert waited[0] < 1.1  # each start takes 0.4 s
-
-
-def test_nobody_starts_an_engine_while_a_process_leaves(tmp_path):
-    # Its CUDA context is given back when it has ended: after Python has let all of its objects go.
-    script = """
-import gc, sys
-from pathlib import Path
-from pytest_vllm_cleanup.devices.starts import StartLocks
-StartLocks(lambda: ["a"], Path(sys.argv[1])).leave()
-gc.collect()
-print("leaves", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:
-        try:
-            assert [process.stdout.readline() for process in (one, other)] == ["leaves\n"] * 2  # not one by one
-            with StartLocks(lambda: ["a"], tmp_path).closing():
-                pass
-            one.kill()
-            started = time.monotonic()
-            killer = threading.Timer(0.3, other.kill)
-            killer.start()
-            StartLocks(lambda: ["a"], tmp_path).before_build(SimpleNamespace(number=1, waited=""))
-            assert 0.25 < time.monotonic() - started < 5
-        finally:
-            one.kill()
-            other.kill()
-
-
-def test_who_leaves_waits_no_longer_than_it_may(other, tmp_path):
-    began = time.monotonic()
-    StartLocks(lambda: ["a"], tmp_path).leave(0.2)
-    assert 0.2 <= time.monotonic() - began < 2
-
-
-def test_who_is_interrupted_while_others_leave_gives_its_turn_back(tmp_path, monkeypatch):
-    left = StartLocks(lambda: ["a"], tmp_path)
-    left.leave()
-    here = StartLocks(lambda: ["a"], tmp_path)
-    threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
-    with pytest.raises(KeyboardInterrupt):
-        here.before_build(ONE)
-    StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
-
-
-def test_a_process_that_does_not_come_to_its_end_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(starts, "_LEAVING", 0.2)
-    left = StartLocks(lambda: ["a"], tmp_path)
-    left.leave()
-    started = time.monotonic()
-    StartLocks(lambda: ["a"], tmp_path).before_build(ONE)
-    assert 0.2 <= time.monotonic() - started < 2
 
 
 def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):
@@ -332,15 +276,3 @@ def test_caches_of_a_worker_are_below_those_that_all_would_share():
     assert found["TORCHINDUCTOR_CACHE_DIR"].endswith("/worker-1")
     assert caches_of(0, {"HOME": "/h", "XDG_CACHE_HOME": "/x"})["VLLM_CACHE_ROOT"] == "/x/vllm/worker-0"
     assert caches_of(0, {"HOME": "/h"})["VLLM_CACHE_ROOT"] == "/h/.cache/vllm/worker-0"
-
-
-@pytest.mark.parametrize(("context", "around", "left"), [(True, None, [7.0]), (False, None, []), (True, object(), [])])
-def test_a_worker_with_a_context_takes_its_turn_to_end_but_not_a_run_inside_another(context, around, left, monkeypatch):
-    found = []
-    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    monkeypatch.setattr(registry, "turn", around)
-    monkeypatch.setattr(starting, "holds_context", lambda: context)
-    monkeypatch.setattr(StartLocks, "leave", lambda _self, limit: found.append(limit))
-    starting.install(7.0)()
-    assert found == left
-    assert registry.turn is around

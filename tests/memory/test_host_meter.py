@@ -177,6 +177,28 @@ def test_shared_memory_without_a_file_counts():
     assert abs(read().own - before) < 8 * MIB
 
 
+@pytest.mark.skipif(
+    "Pss_Anon" not in Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), reason="needs Linux 5.4"
+)
+def test_what_an_allocator_has_handed_back_does_not_count_nor_hide_what_is_held_beside_a_fork():
+    held = bytearray(b"x" * (64 * MIB))
+    before = read().used
+    with mmap.mmap(-1, 96 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        pages.write(b"x" * (96 * MIB))
+        pages.madvise(mmap.MADV_FREE)
+        assert abs(read().used - before) < 8 * MIB
+        context = multiprocessing.get_context("fork")
+        done = context.Event()
+        process = context.Process(target=done.wait)
+        process.start()
+        try:
+            assert abs(read().used - before) < 24 * MIB
+        finally:
+            done.set()
+            process.join()
+    assert len(held) == 64 * MIB
+
+
 def test_a_child_that_may_not_be_read_makes_the_children_unknown(monkeypatch):
     with child(8) as process:
         readable = host._written_bytes

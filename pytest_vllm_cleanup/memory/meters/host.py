@@ -21,8 +21,8 @@ class HostMeter:
     torch's libraries are private or shared depending on whether another program runs torch, and the USS of an idle
     process was seen to move by 150 MiB for that. Nor do they while they wait to be written to disk, as those of a torch
     that has just been installed do, which the kernel calls dirty for half a minute (up to 64 MiB were seen). Before
-    Linux 5.4 shared pages count for nobody: while a forked child lives, what it shares is not seen. Outside Linux it is
-    the USS after all.
+    Linux 5.4 such pages do count, and shared ones for nobody: while a forked child lives, what it shares is not seen.
+    Outside Linux it is the USS after all.
 
     The kernel walks the page tables for it: some milliseconds for a process with torch, more for a large one.
     Free heap memory is handed back first; the C allocator would keep it, and it would look like a leak.
@@ -114,8 +114,10 @@ def _written_bytes(process: Any) -> int:
     figures = {name.rstrip(":"): int(kibibytes) * 1024 for name, kibibytes, *_ in fields}
     if "Pss_Anon" not in figures:
         return figures.get("Private_Dirty", 0) + figures.get("Swap", 0)  # both are missing for a zombie
-    written = figures["Pss_Anon"] + figures["Pss_Shmem"] + figures["SwapPss"]
-    return max(0, written - figures["LazyFree"])  # what an allocator has handed back, and the kernel not yet taken
+    # What an allocator has handed back, and the kernel not yet taken, is not divided between a fork's processes.
+    pages, handed_back = figures["Anonymous"], figures["LazyFree"]
+    held = figures["Pss_Anon"] * (pages - handed_back) // pages if pages else 0
+    return held + figures["Pss_Shmem"] + figures["SwapPss"]
 
 
 def _total(sizes: list[int | None]) -> int | None:
