@@ -178,14 +178,16 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
 def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(other, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(starts, "_CLOSING", 0.2)
     started = time.monotonic()
-    with StartLocks(lambda: ["a", "c"], tmp_path).closing():
+    with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
         with pytest.raises(Timeout):  # what is free is taken
             StartLocks(lambda: ["c"], tmp_path)._lock("c").acquire(timeout=0)
     assert other[0].poll() is None
-    [line] = capsys.readouterr().err.splitlines()
-    assert f"process {os.getpid()} has waited 0.2 s to give memory on a back" in line
-    assert f"does so beside process {other[0].pid}" in line
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    for line, device in zip(lines, "ab", strict=True):
+        assert f"process {os.getpid()} has waited 0.2 s to give memory on {device} back" in line
+        assert f"does so beside process {other[0].pid}" in line
 
 
 def test_who_closes_an_engine_comes_before_all_who_start_one(tmp_path):

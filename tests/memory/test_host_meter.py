@@ -17,6 +17,9 @@ from pytest_vllm_cleanup.memory.meters.host import HostMeter
 
 MIB = 1 << 20
 NOBODY = frozenset()
+NEEDS_SHARES = pytest.mark.skipif(
+    "Pss_Anon" not in Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), reason="needs Linux 5.4"
+)
 HOLD = "import sys; held = bytearray(b'x' * (int(sys.argv[1]) << 20)); print('up', flush=True); sys.stdin.read()"
 
 
@@ -146,9 +149,7 @@ def test_the_helper_that_outlives_pytest_is_no_child_of_ours():
         watchdog.close()
 
 
-@pytest.mark.skipif(
-    "Pss_Anon" not in Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), reason="needs Linux 5.4"
-)
+@NEEDS_SHARES
 def test_a_fork_changes_nothing_and_what_is_taken_beside_the_child_is_seen():
     held = bytearray(b"x" * (64 * MIB))
     before = read()
@@ -177,9 +178,7 @@ def test_shared_memory_without_a_file_counts():
     assert abs(read().own - before) < 8 * MIB
 
 
-@pytest.mark.skipif(
-    "Pss_Anon" not in Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), reason="needs Linux 5.4"
-)
+@NEEDS_SHARES
 def test_what_an_allocator_has_handed_back_does_not_count_nor_hide_what_is_held_beside_a_fork():
     held = bytearray(b"x" * (64 * MIB))
     before = read().used
