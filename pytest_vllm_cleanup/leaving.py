@@ -60,10 +60,7 @@ class Leaving:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         try:
             yield  # fixtures that are still set up are torn down in here
-            with guarded("closing the engines that tests have left"):
-                for handle in self._engines_of_tests():
-                    with guarded(f"closing {handle} at the end of the run"):
-                        close_handle(handle)
+            self.close_engines()
         except BaseException:  # a second Ctrl-C: no more waiting
             with guarded("killing the engines that tests have left"):
                 for handle in self._engines_of_tests():
@@ -72,6 +69,13 @@ class Leaving:
         finally:
             if self._terminated:
                 session.exitstatus = 128 + signal.SIGTERM
+
+    def close_engines(self) -> None:
+        """Close the engines that tests have left, newest first."""
+        with guarded("closing the engines that tests have left"):
+            for handle in self._engines_of_tests():
+                with guarded(f"closing {handle} at the end of the run"):
+                    close_handle(handle)
 
     def pytest_unconfigure(self) -> None:
         with guarded("giving SIGTERM back"):

@@ -59,7 +59,7 @@ class Starts:
         note("starts", engine=handle.number)
 
     def after_build(self, handle):
-        note("up", engine=handle.number)
+        note("failed" if handle.failure else "up", engine=handle.number)
 
     def after_close(self, handle):
         note("closed", engine=handle.number)

@@ -7,11 +7,11 @@ small, and what they give back makes its start fail ("Error in memory profiling"
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from filelock import BaseFileLock, FileLock, Timeout
 
@@ -20,22 +20,17 @@ from .folder import file_name, lock_folder
 from .sharing import WORKER
 
 _CLOSING = 120.0  # seconds to wait for a start before an engine is closed all the same
+_LEAVING = 30.0  # seconds that others wait for a process that ends
 _OFTEN, _SELDOM = 0.02, 0.5  # seconds between two looks of who closes, and so comes first, and of who starts
 
 
-class _Starting(Protocol):
-    waited: str
-
-    @property
-    def number(self) -> int: ...
-
-
 class StartLocks:
-    """Holds a lock of every device while an engine starts or is closed there; a listener of the registry of engines.
+    """Holds a lock of every device while an engine starts or is closed there.
 
     The locks are files, machine-wide for one user, which the operating system lets go when their holder ends, however
     it ends. They are taken in the order of the devices' names, so that two processes with several devices cannot wait
-    for each other.
+    for each other. A second lock of a device is for who starts an engine next: who comes later stands behind that one,
+    also if it has given the first lock back a moment ago.
 
     Args:
         keys: tells which devices an engine may use now, by names that are the same in all processes.
@@ -45,31 +40,23 @@ class StartLocks:
     def __init__(self, keys: Callable[[], Iterable[str]], folder: Path | None = None) -> None:
         self._keys = keys
         self._folder = folder
-        self._locks: dict[str, BaseFileLock] = {}
-        self._held: dict[int, ExitStack] = {}
+        self._locks: dict[tuple[str, str], BaseFileLock] = {}
         self._pid = os.getpid()
 
-    def before_build(self, handle: _Starting) -> None:
-        """Wait until no other process starts or closes an engine on these devices; a long wait is said on stderr."""
-        if os.getpid() != self._pid:
-            return  # a forked child, whose parent has the locks
+    @contextmanager
+    def starting(self) -> Iterator[str]:
+        """Have no other process start or close an engine on these devices meanwhile; a long wait is said on stderr.
+
+        Yields:
+            how long that one was waited for, and who it was, as a phrase; "" if nobody was.
+        """
         begun, waited_for = time.monotonic(), []
-        with ExitStack() as stack:
-            for key in sorted(set(self._keys())):
+        with self._held() as stack:
+            for key in self._devices():
                 waited_for += self._take(key)
                 stack.callback(self._lock(key).release)
-            self._held[handle.number] = stack.pop_all()
-        if waited_for:
             who = " and ".join(dict.fromkeys(waited_for))
-            handle.waited = f"{time.monotonic() - begun:.0f} s for {who}"
-
-    def after_build(self, handle: _Starting) -> None:
-        """Let the next one start."""
-        if (held := self._held.pop(handle.number, None)) is not None and os.getpid() == self._pid:
-            held.close()
-
-    def after_close(self, handle: _Starting) -> None:
-        """Do nothing; as a listener."""
+            yield f"{time.monotonic() - begun:.0f} s for {who}" if who else ""
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -78,64 +65,111 @@ class StartLocks:
         It looks far more often than those that wait to start one, and so comes first but for chance. One that takes
         very long to start is not waited for: the memory may be needed.
         """
-        deadline = time.monotonic() + _CLOSING
-        with ExitStack() as stack:
-            if os.getpid() == self._pid:
-                for key in sorted(set(self._keys())):
-                    lock, rest = self._lock(key), max(0.0, deadline - time.monotonic())
-                    try:
-                        stack.enter_context(lock.acquire(timeout=rest, poll_interval=_OFTEN))
-                        self._say_who(key)
-                    except Timeout:
-                        patience.say(
-                            f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
-                            f'so beside {self._holder(key)}; if that starts an engine, vLLM may fail to ("Error in '
-                            'memory profiling")'
-                        )
+        with self._held() as stack:
+            self._take_first(stack)
             yield
 
-    def _take(self, key: str) -> list[str]:
-        """Take one lock. Return who had it, as a phrase; nothing if it was free."""
-        lock, waited_for = self._lock(key), []
+    def leave(self) -> None:
+        """Have no other process start an engine on these devices until this one, which is about to, has ended.
+
+        A CUDA context is given back when Python has let go of everything. It is not waited for very long: if this
+        process does not come to its end, the others go on.
+        """
+        with self._held() as stack:
+            self._take_first(stack)
+            # The thread keeps the locks, beyond Python's own end.
+            last = threading.Timer(_LEAVING, stack.pop_all().close)
+            last.daemon = True
+            last.start()
+
+    @contextmanager
+    def _held(self) -> Iterator[ExitStack]:
+        stack = ExitStack()
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            waited_for.append(self._holder(key))
+            yield stack
+        finally:
+            if os.getpid() == self._pid:  # the locks are not those of a forked child
+                stack.close()
+
+    def _devices(self) -> list[str]:
+        return sorted(set(self._keys())) if os.getpid() == self._pid else []
+
+    def _take_first(self, stack: ExitStack) -> None:
+        """Take the locks before all who start an engine, as far as they can be had in time."""
+        deadline = time.monotonic() + _CLOSING
+        for key in self._devices():
+            lock, rest = self._lock(key), max(0.0, deadline - time.monotonic())
             try:
-                lock.acquire(timeout=patience.LONG, poll_interval=_SELDOM)
+                stack.enter_context(lock.acquire(timeout=rest, poll_interval=_OFTEN))
+                _say_who(lock)
             except Timeout:
-                who = self._holder(key)  # since then it may have been somebody else's turn
                 patience.say(
-                    f"process {os.getpid()} has waited {patience.LONG:g} s to start an engine on {key}, and goes on "
-                    f"waiting for {who}, which starts or closes one there"
+                    f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
+                    f'so beside {_holder(lock)}; if that starts an engine, vLLM may fail to ("Error in '
+                    'memory profiling")'
                 )
-                waited_for.append(who)
-                lock.acquire(poll_interval=_SELDOM)
-        self._say_who(key)
-        return waited_for
 
-    def _say_who(self, key: str) -> None:
-        with suppress(OSError):  # for others to read alone
-            self._note(key).write_text(_me(), encoding="utf-8")
+    def _take(self, key: str) -> list[str]:
+        """Take a device's lock when it is this process's turn. Return who came before, as phrases."""
+        began, before, said = time.monotonic(), list[str](), False
+        with ExitStack() as queue:
+            while (taken := self._try(key, queue)) is not None:
+                if not before:
+                    before.append(_holder(taken))
+                if not said and time.monotonic() - began >= patience.LONG:
+                    said = True
+                    before.append(_holder(taken))  # since then it may have been somebody else's turn
+                    patience.say(
+                        f"process {os.getpid()} has waited {patience.LONG:g} s to start an engine on {key}, and goes "
+                        f"on waiting for {before[-1]}, which starts or closes one there"
+                    )
+                time.sleep(_SELDOM)
+        return before
 
-    def _holder(self, key: str) -> str:
-        try:
-            return self._note(key).read_text(encoding="utf-8") or "another process"
-        except (OSError, ValueError):
-            return "another process"
+    def _try(self, key: str, queue: ExitStack) -> BaseFileLock | None:
+        """Try to take a device's lock, and before it the place of who is next, which ends with the queue.
 
-    def _note(self, key: str) -> Path:
-        # Beside the lock's own file, which filelock empties whenever somebody tries to take it.
-        return Path(self._lock(key).lock_file).with_suffix(".holder")
+        Returns:
+            the one that somebody else has; None if it is this process's turn.
+        """
+        device, place = self._lock(key), self._lock(key, "next")
+        # Who is next may wait for this very process, which builds one engine while it builds or closes another.
+        if not device.is_locked and not place.is_locked:
+            if not _acquired(place):
+                return place
+            queue.callback(place.release)
+        return None if _acquired(device) else device
 
-    def _lock(self, key: str) -> BaseFileLock:
-        # One object a device: an engine that is built while another one is takes it once more.
-        if key not in self._locks:
+    def _lock(self, key: str, kind: str = "start") -> BaseFileLock:
+        # One object each: an engine that is built while another one is takes its lock once more.
+        if (kind, key) not in self._locks:
             folder = lock_folder() if self._folder is None else self._folder
-            self._locks[key] = FileLock(folder / file_name("start", key), thread_local=False)
-        return self._locks[key]
+            self._locks[kind, key] = FileLock(folder / file_name(kind, key), thread_local=False)
+        return self._locks[kind, key]
 
 
-def _me() -> str:
+def _acquired(lock: BaseFileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    _say_who(lock)
+    return True
+
+
+def _say_who(lock: BaseFileLock) -> None:
     worker = os.environ.get(WORKER)
-    return f"process {os.getpid()}" + (f" ({worker})" if worker else "")
+    with suppress(OSError):  # for others to read alone
+        _note(lock).write_text(f"process {os.getpid()}" + (f" ({worker})" if worker else ""), encoding="utf-8")
+
+
+def _holder(lock: BaseFileLock) -> str:
+    try:
+        return _note(lock).read_text(encoding="utf-8") or "another process"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def _note(lock: BaseFileLock) -> Path:
+    # Beside the lock's own file, which filelock empties whenever somebody tries to take it.
+    return Path(lock.lock_file).with_suffix(".holder")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from operator import methodcaller
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import wrapt
 
 from pytest_vllm_cleanup.diagnosis import heap
-from pytest_vllm_cleanup.engines import children, deadline, drain, printing, shells, siblings, traces
+from pytest_vllm_cleanup.engines import children, drain, printing, shells, siblings, traces
 from pytest_vllm_cleanup.engines.errors import DeviceQuarantinedError
 from pytest_vllm_cleanup.engines.registry import CloseReport, EngineHandle, State, registry
 from pytest_vllm_cleanup.guard import guarded
@@ -108,19 +108,20 @@ def _construct(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...
         drain.release_unreleased()  # while the new one does not count as a live sibling yet
         before = traces.look(_environ_before.get())
     handle = registry.begin(type(instance).__name__)
-    try:
-        with deadline.suspended():  # others that start on the device have their time first
+    with ExitStack() as turn:
+        try:
+            registry.wait_to_start(handle, turn)
             registry.tell("before_build", handle)
-        registry.ask_gates(handle, args[0] if args else kwargs.get("vllm_config"))
-        with siblings.during_build(handle), children.recorded(handle):
-            wrapped(*args, **kwargs)
-    except BaseException as problem:
-        handle.failure = f"{type(problem).__name__}: {problem}"
-        with guarded(f"taking {handle} apart, which failed to start"):
-            _failed(handle, before, instance)
-        raise
-    finally:
-        registry.tell("after_build", handle)
+            registry.ask_gates(handle, args[0] if args else kwargs.get("vllm_config"))
+            with siblings.during_build(handle), children.recorded(handle):
+                wrapped(*args, **kwargs)
+        except BaseException as problem:
+            handle.failure = f"{type(problem).__name__}: {problem}"
+            with guarded(f"taking {handle} apart, which failed to start"):
+                _failed(handle, before, instance)
+            raise
+        finally:
+            registry.tell("after_build", handle)
     with guarded(f"recording {handle}"):
         record(handle, instance, before)
 

@@ -170,6 +170,16 @@ class Listener(Protocol):
         """Look when the engine has been closed."""
 
 
+class Turns(Protocol):
+    """Has engines of several processes start, and give memory back, one after the other."""
+
+    def starting(self, handle: EngineHandle) -> AbstractContextManager[object]:
+        """Return what waits until an engine may start, and lets the next one when it is left."""
+
+    def closing(self, handle: EngineHandle) -> AbstractContextManager[object]:
+        """Return what waits until an engine may be closed, and lets the next one when it is left."""
+
+
 class Registry:
     """The engines of this process."""
 
@@ -181,7 +191,7 @@ class Registry:
         self.listeners: list[Listener] = []
         self.gates: list[Callable[[EngineHandle, Any], None]] = []
         self.owner: Callable[[], Owner] = Owner
-        self.turn: Callable[[EngineHandle], AbstractContextManager[object]] | None = None
+        self.turns: Turns | None = None
 
     def begin(self, kind: str) -> EngineHandle:
         """Record that an engine of class ``kind`` is about to be built."""
@@ -235,6 +245,17 @@ class Registry:
         """
         return [h for h in self.handles() if (h.owner.node == node and h.owner.is_test) or h.owner in ended]
 
+    def wait_to_start(self, handle: EngineHandle, stack: ExitStack) -> None:
+        """Wait until an engine may start, if it has to take turns with those of other processes.
+
+        Args:
+            handle: its record.
+            stack: whose end is that of its turn.
+        """
+        if self.turns is not None:
+            with guarded(f"waiting for the turn of {handle}"):
+                _enter(stack, self.turns.starting(handle), handle)
+
     @contextmanager
     def closing(self, handle: EngineHandle, report: CloseReport) -> Iterator[None]:
         """Close an engine inside of this: when it is its turn, if it has to take turns with those of other processes.
@@ -243,15 +264,11 @@ class Registry:
             handle: its record.
             report: where the waiting is noted.
         """
-        stack = ExitStack()
-        if self.turn is not None:
-            report.run("wait for its turn", stack.enter_context, self.turn(handle))
-        try:
+        with ExitStack() as stack:
+            if self.turns is not None:
+                report.run("wait for its turn", _enter, stack, self.turns.closing(handle), handle)
             handle.state = State.CLOSING  # not before: one that is not waited for any more is still to be released
             yield
-        finally:
-            with guarded(f"giving up the turn of {handle}"):
-                stack.close()
 
     def closed(self, handle: EngineHandle, report: CloseReport) -> None:
         """Record that an engine is closed, and forget all about it but the report."""
@@ -298,6 +315,17 @@ class Registry:
         if handle is not None and handle.state is State.LIVE and handle.pid == os.getpid():
             handle.state = State.DROPPED
             hooks.remove_hooks(handle.traces.hooks)
+
+
+def _enter(stack: ExitStack, turn: AbstractContextManager[object], handle: EngineHandle) -> None:
+    held = ExitStack()
+    held.enter_context(turn)
+    stack.callback(_give_up, held, handle)
+
+
+def _give_up(held: ExitStack, handle: EngineHandle) -> None:
+    with guarded(f"giving up the turn of {handle}"):
+        held.close()
 
 
 registry = Registry()

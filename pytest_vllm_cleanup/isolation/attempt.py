@@ -19,7 +19,8 @@ from pytest_vllm_cleanup.isolation.endings import ended, not_reported
 from pytest_vllm_cleanup.isolation.process import FreshProcess
 from pytest_vllm_cleanup.report.carried import ATTRIBUTE, data_of
 
-_EXIT = 15.0  # seconds to exit after the reports are in
+_CLOSING = 300.0  # seconds to close engines; closing one has limits of its own, and may wait for its turn
+_EXIT = 15.0  # seconds to exit after that, or after the reports are in
 _FAREWELL = 15.0  # seconds to tear down, and to close engines, when the run ends
 
 
@@ -46,6 +47,7 @@ class Attempt:
         self._told: list[str] = []
         self._xfail: str | None = None
         self._died = False
+        self._patience = _EXIT
         self._handlers: dict[str, Callable[[Any], None]] = {
             "exit": self._exit,
             "finished": self._finished,
@@ -56,6 +58,7 @@ class Attempt:
             "phase": self._phase,
             "report": self._report,
             "uncollected": self._tell("its file could not be collected there:"),
+            "unconfigured": self._unconfigured,
             "warning": self._warning,
         }
 
@@ -117,11 +120,11 @@ class Attempt:
         """Wait until the process has ended, or end it. Its reports are in."""
         if not self._died:
             try:
-                while self._hear(time.monotonic() + _EXIT):
+                while self._hear(time.monotonic() + self._patience):
                     pass
             except TimeoutError:
-                stacks = self._process.abort()
-                self.notes.append(f"its process did not exit within {_EXIT:g} s of its reports and was ended\n{stacks}")
+                stacks, limit = self._process.abort(), f"{self._patience:g} s"
+                self.notes.append(f"its process did not exit within {limit} of its reports and was ended\n{stacks}")
                 self._died = True
             else:
                 if (self._process.returncode or 0) < 0:
@@ -200,6 +203,10 @@ class Attempt:
         session = self._item.session
         session.shouldstop = session.shouldstop or data["stop"]
         session.shouldfail = session.shouldfail or data["fail"]
+        self._patience = _CLOSING if data["closes"] else _EXIT
+
+    def _unconfigured(self, _: None) -> None:
+        self._patience = _EXIT
 
     def _exit(self, data: dict[str, Any]) -> None:
         self._let_tear_down()

@@ -64,6 +64,7 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
         except Exception as problem:
             errors.append(f"{handle}: {type(problem).__name__}: {problem}")
     current_watchdog().close()
+    starting.leave()
     _tell(wire, "closed", errors)
     return status
 

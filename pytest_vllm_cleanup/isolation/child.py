@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from pytest_vllm_cleanup.engines.registry import registry
 from pytest_vllm_cleanup.isolation import coverage, junit, warned
 from pytest_vllm_cleanup.isolation.address import Address, collectable, find
 from pytest_vllm_cleanup.isolation.repeaters import REPEATERS
 from pytest_vllm_cleanup.isolation.wire import Wire, plain
 from pytest_vllm_cleanup.monitor import activate
 from pytest_vllm_cleanup.stash import ISOLATED_CHILD
+from pytest_vllm_cleanup.workers import starting
 
 # What has been done already when the parent chose the test, what it does with the reports, and what needs a terminal.
 # Writing results is the parent's too: plugins leave that alone in a worker of pytest-xdist, which this one poses as.
@@ -74,6 +76,7 @@ def run(order: dict[str, Any], wire: Wire, crashes: int) -> int:
             config.pluginmanager.register(Messenger(order["address"], wire, crashes), ISOLATED_CHILD)
             junit.relay(config, order["junit"], partial(wire.send, "junit"))
             status = config.hook.pytest_cmdline_main(config=config)
+            starting.leave()
         finally:
             config._ensure_unconfigure()
             faulthandler.enable(crashes)  # exiting may crash or hang as well; pytest's plugin has turned it away
@@ -212,7 +215,12 @@ class Messenger:
         finally:
             self._wire.send(
                 "finished",
-                {"wider": list(self._wider), "stop": plain(session.shouldstop), "fail": plain(session.shouldfail)},
+                {
+                    "wider": list(self._wider),
+                    "stop": plain(session.shouldstop),
+                    "fail": plain(session.shouldfail),
+                    "closes": any(registry.handles()) or starting.leaves_in_turn(),
+                },
             )
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
 from pytest_vllm_cleanup.engines import deadline
 from pytest_vllm_cleanup.engines.measure import current_gauge
 from pytest_vllm_cleanup.engines.registry import EngineHandle, registry
+from pytest_vllm_cleanup.guard import guarded
+from pytest_vllm_cleanup.memory.meters import processes
 from pytest_vllm_cleanup.runners import budget
 
 if TYPE_CHECKING:
@@ -26,25 +28,55 @@ def install() -> Callable[[], None]:
     """
     if WORKER not in os.environ:
         return lambda: None
-    from pytest_vllm_cleanup.devices.starts import StartLocks
-
-    locks = StartLocks(_devices)
-    registry.listeners.insert(0, locks)  # before those who measure
-    outer, registry.turn = registry.turn, partial(_turn, locks)  # this run may be one inside another
+    outer, registry.turns = registry.turns, _Turns(_locks())  # this run may be one inside another
 
     def undo() -> None:
-        registry.listeners.remove(locks)
-        registry.turn = outer
+        registry.turns = outer
 
     return undo
 
 
-@contextmanager
-def _turn(locks: StartLocks, _handle: EngineHandle) -> Iterator[None]:
-    with ExitStack() as stack:
-        with deadline.suspended():  # another engine may be about to start, which is not to blame
-            stack.enter_context(locks.closing())
-        yield
+def leaves_in_turn() -> bool:
+    """Whether the end of this process, with its CUDA context, would disturb the start of a sibling's engine."""
+    return WORKER in os.environ and processes.holds_context()
+
+
+def leave() -> None:
+    """Wait for the turn of this process to end, if it has to, and keep it.
+
+    To be called where it ends at once, not where it stays until all workers have finished.
+    """
+    if leaves_in_turn():
+        with guarded("waiting for its turn to end"):
+            _locks().leave()
+
+
+class _Turns:
+    """The start locks, for engines."""
+
+    def __init__(self, locks: StartLocks) -> None:
+        self._locks = locks
+
+    @contextmanager
+    def starting(self, handle: EngineHandle) -> Iterator[None]:
+        with ExitStack() as stack:
+            with deadline.suspended():  # others that start on the device have their time first
+                handle.waited = stack.enter_context(self._locks.starting())
+            yield
+
+    @contextmanager
+    def closing(self, _handle: EngineHandle) -> Iterator[None]:
+        with ExitStack() as stack:
+            with deadline.suspended():  # another engine may be about to start, which is not to blame
+                stack.enter_context(self._locks.closing())
+            yield
+
+
+@cache  # one for this process, which never waits for itself
+def _locks() -> StartLocks:
+    from pytest_vllm_cleanup.devices.starts import StartLocks
+
+    return StartLocks(_devices)
 
 
 def _devices() -> list[str]:

@@ -68,6 +68,25 @@ class Worker:
             raise session.Failed(self._problem)
         return (yield)
 
+    # Inside that of pytest-xdist, which tells the controller that this worker has finished.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Have a worker that is replaced give its memory back when no sibling starts an engine.
+
+        It is told to go as soon as it has finished. Any other one stays until all have.
+        """
+        try:
+            return (yield)
+        finally:
+            if RESTART in output_of(self._config) and not session.shouldfail:
+                from pytest_vllm_cleanup import leaving
+                from pytest_vllm_cleanup.workers import starting
+
+                engines = self._config.pluginmanager.get_plugin(leaving.NAME)
+                if isinstance(engines, leaving.Leaving):
+                    engines.close_engines()
+                starting.leave()
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell the controller with the last report of the test that this worker wants to be replaced."""

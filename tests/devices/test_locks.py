@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 from filelock import Timeout
@@ -23,21 +22,18 @@ from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
 from pytest_vllm_cleanup.devices.starts import StartLocks
 
-ONE, TWO = SimpleNamespace(number=1), SimpleNamespace(number=2)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from pytest_vllm_cleanup.devices import ports
 from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.starts import StartLocks
 folder = Path(sys.argv[1])
 Board(folder).wait(["a"], exclusive=True)
-locks = StartLocks(lambda: ["b", "a"], folder)
-locks.before_build(SimpleNamespace(number=1))
-reserved = ports.reserve(folder)
-print(reserved.first, flush=True)
-sys.stdin.read()
+with StartLocks(lambda: ["b", "a"], folder).starting():
+    reserved = ports.reserve(folder)
+    print(reserved.first, flush=True)
+    sys.stdin.read()
 """
 
 
@@ -118,17 +114,25 @@ def test_a_list_that_cannot_be_read_is_begun_anew(tmp_path):
     assert len(listed(tmp_path)) == 1
 
 
+def is_free(folder, key="a"):
+    """Whether another process could start an engine now, tried with locks of its own as such a one has."""
+    lock = StartLocks(lambda: [key], folder)._lock(key)
+    try:
+        with lock.acquire(timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
 def test_an_engine_starts_when_the_other_one_on_its_device_is_up_or_dead(other, tmp_path):
     process, _ = other
-    elsewhere = StartLocks(lambda: ["c"], tmp_path)
-    elsewhere.before_build(ONE)
-    elsewhere.after_build(ONE)
+    with StartLocks(lambda: ["c"], tmp_path).starting():
+        assert not is_free(tmp_path, "c")
+    assert is_free(tmp_path, "c")
     started = time.monotonic()
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
-    here = StartLocks(lambda: ["a"], tmp_path)
-    here.before_build(ONE)
-    assert time.monotonic() - started > 0.25
-    here.after_build(ONE)
+    with StartLocks(lambda: ["a"], tmp_path).starting():
+        assert time.monotonic() - started > 0.25
     killer.wait()
 
 
@@ -140,24 +144,38 @@ def test_a_start_that_waits_says_for_whom(tmp_path, monkeypatch, capsys):
     ) as process:
         process.stdout.readline()
         monkeypatch.setattr(patience, "LONG", 0.1)
-        free, engine = SimpleNamespace(number=1, waited=""), SimpleNamespace(number=2, waited="")
-        StartLocks(lambda: ["c"], tmp_path).before_build(free)
-        assert free.waited == ""
-        StartLocks(lambda: ["a"], tmp_path).before_build(engine)
-    assert engine.waited.endswith(f" s for process {process.pid} (gw7)")
+        with StartLocks(lambda: ["c"], tmp_path).starting() as waited:
+            assert waited == ""
+        with StartLocks(lambda: ["a"], tmp_path).starting() as waited:
+            assert waited.endswith(f" s for process {process.pid} (gw7)")
     [line] = capsys.readouterr().err.splitlines()
     assert f"process {os.getpid()} has waited 0.1 s to start an engine on a" in line
     assert f"waiting for process {process.pid} (gw7)" in line
 
 
-def test_an_engine_that_is_built_inside_another_one_waits_for_nobody(tmp_path):
+def test_an_engine_that_is_built_inside_another_one_waits_for_nobody(tmp_path, starter):
     locks = StartLocks(lambda: ["a", "b"], tmp_path)
-    locks.before_build(ONE)
-    locks.before_build(TWO)
-    locks.after_build(TWO)
-    locks.after_build(ONE)
-    locks.after_build(ONE)
-    locks.after_close(ONE)
+    with locks.starting():
+        starter()  # is next, and stands in nobody's way
+        with locks.starting() as waited:
+            assert waited == ""
+        assert not is_free(tmp_path)
+
+
+def test_a_forked_child_neither_takes_nor_gives_back_the_locks_of_its_parent(tmp_path):
+    locks = StartLocks(lambda: ["a"], tmp_path)
+    with locks.starting():
+        child = os.fork()
+        if child == 0:
+            try:
+                with locks.starting(), locks.closing():
+                    pass
+                locks.leave()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
 
 
 def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_path):
@@ -167,11 +185,10 @@ def test_an_engine_is_closed_when_the_other_one_on_its_device_is_up(other, tmp_p
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
     with here.closing():
         assert time.monotonic() - started > 0.25
-        here.before_build(TWO)  # this very process may build one meanwhile
-        here.after_build(TWO)
-        with pytest.raises(Timeout):
-            StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
-    StartLocks(lambda: ["a"], tmp_path)._lock("a").acquire(timeout=0)
+        with here.starting():
+            pass  # this very process may build one meanwhile
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
     killer.wait()
 
 
@@ -180,8 +197,7 @@ def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(oth
     started = time.monotonic()
     with StartLocks(lambda: ["a", "b", "c"], tmp_path).closing():
         assert 0.2 <= time.monotonic() - started < 2
-        with pytest.raises(Timeout):  # what is free is taken
-            StartLocks(lambda: ["c"], tmp_path)._lock("c").acquire(timeout=0)
+        assert not is_free(tmp_path, "c")  # what is free is taken
     assert other[0].poll() is None
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
@@ -190,20 +206,35 @@ def test_an_engine_is_closed_all_the_same_when_the_other_one_takes_very_long(oth
         assert f"does so beside process {other[0].pid}" in line
 
 
-def test_who_closes_an_engine_comes_before_all_who_start_one(tmp_path):
-    # Else it may wait for one start after the other, until it goes on beside one.
-    script = """
+STARTER = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from pytest_vllm_cleanup.devices.starts import StartLocks
-locks, engine = StartLocks(lambda: ["a"], Path(sys.argv[1])), SimpleNamespace(number=1, waited="")
 print("up", flush=True)
-locks.before_build(engine)
-print("starts", flush=True)
-time.sleep(0.4)
+with StartLocks(lambda: ["a"], Path(sys.argv[1])).starting():
+    print("starts", flush=True)
+    time.sleep(0.4)
 """
-    here = StartLocks(lambda: ["a"], tmp_path)
+
+
+@pytest.fixture
+def starter(tmp_path):
+    """Returns a process that wants to start an engine on device a, which takes it 0.4 s."""
+    with ExitStack() as stack:
+
+        def start():
+            command = [sys.executable, "-c", STARTER, str(tmp_path)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout.readline() == "up\n"
+            time.sleep(0.1)  # it has its place by now
+            return process
+
+        yield start
+
+
+def test_who_closes_an_engine_comes_before_all_who_start_one(tmp_path, starter):
+    # Else it may wait for one start after the other, until it goes on beside one.
     waited = []
 
     def close():
@@ -211,19 +242,83 @@ time.sleep(0.4)
         with StartLocks(lambda: ["a"], tmp_path).closing():
             waited.append(time.monotonic() - began)
 
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    with ExitStack() as stack:
-        here.before_build(ONE)
-        others = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(4)]
-        for process in others:
-            process.stdout.readline()
+    with StartLocks(lambda: ["a"], tmp_path).starting():
+        others = [starter() for _ in range(4)]
         closer = threading.Thread(target=close)
         closer.start()
         time.sleep(0.75)  # not when the others look, each half second
-        here.after_build(ONE)
-        closer.join()
-        assert [process.stdout.read() for process in others] == ["starts\n"] * 4
+    closer.join()
+    assert [process.stdout.read() for process in others] == ["starts\n"] * 4
     assert waited[0] < 1.1  # each start takes 0.4 s
+
+
+def test_who_has_just_had_a_turn_does_not_take_the_next_one_from_those_who_wait(tmp_path, starter):
+    here = StartLocks(lambda: ["a"], tmp_path)
+    with here.closing():
+        other = starter()
+    with here.starting() as waited:  # at once, while the other one looks each half second
+        assert f" for process {other.pid}" in waited
+        assert other.stdout.readline() == "starts\n"
+
+
+def test_who_gives_up_being_next_lets_others_start(tmp_path):
+    with StartLocks(lambda: ["a"], tmp_path).closing():
+        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+        with pytest.raises(KeyboardInterrupt), StartLocks(lambda: ["a"], tmp_path).starting():
+            pytest.fail("it was not its turn")
+    with StartLocks(lambda: ["a"], tmp_path).starting() as waited:
+        assert waited == ""
+
+
+LEAVER = """
+import gc, sys, time
+from pathlib import Path
+from pytest_vllm_cleanup.devices.starts import StartLocks
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        print("last", flush=True)
+        sleep(1)
+
+gc.kept = [Last()]
+sys.modules["kept"] = gc
+StartLocks(lambda: ["a"], Path(sys.argv[1])).leave()
+gc.collect()
+print("leaves", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nobody_starts_an_engine_until_a_process_that_leaves_has_ended(tmp_path):
+    # Its CUDA context is given back after Python has let all of its objects go.
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "leaves\n"
+        process.stdin.close()
+        assert process.stdout.readline() == "last\n"  # of Python's end
+        time.sleep(0.2)
+        assert process.poll() is None
+        assert not is_free(tmp_path)
+        process.wait()
+        assert is_free(tmp_path)
+
+
+def test_a_process_that_does_not_come_to_its_end_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(starts, "_LEAVING", 0.3)
+    StartLocks(lambda: ["a"], tmp_path).leave()
+    assert not is_free(tmp_path)
+    started = time.monotonic()
+    with StartLocks(lambda: ["a"], tmp_path).starting():
+        assert 0.2 <= time.monotonic() - started < 3
+
+
+def test_who_is_interrupted_before_it_may_leave_gives_back_what_it_has(other, tmp_path):
+    threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        StartLocks(lambda: ["a", "b", "A"], tmp_path).leave()
+    assert is_free(tmp_path, "A")
+    assert other[0].poll() is None
 
 
 def test_each_process_has_a_range_of_ports_of_its_own(other, tmp_path):

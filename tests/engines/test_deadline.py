@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from engine_lab import IN_CHILD_PROCESSES, run_pytest
 from pytest_vllm_cleanup.engines import instrument
 from pytest_vllm_cleanup.engines.deadline import start_deadline
 from pytest_vllm_cleanup.engines.errors import EngineStartTimeoutError
-from pytest_vllm_cleanup.engines.registry import EngineHandle, State, registry
+from pytest_vllm_cleanup.engines.registry import State, registry
+from pytest_vllm_cleanup.workers import starting
 
 
 def test_what_hangs_in_this_process_is_interrupted_and_says_where() -> None:
@@ -57,24 +59,22 @@ def test_ctrl_c_is_not_mistaken_for_the_limit() -> None:
         raise KeyboardInterrupt
 
 
-class Waits:
-    """A listener that waits before an engine is built, as for the start of another one."""
+class Locks:
+    """Those for starts, as if another engine was starting."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, error: BaseException | None = None) -> None:
         self._seconds, self._error = seconds, error
-        monkeypatch.setattr(registry, "listeners", [self])
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+        monkeypatch.setattr(registry, "turns", None)
+        monkeypatch.setattr(starting, "_locks", lambda: self)
+        starting.install()
 
-    def before_build(self, handle: EngineHandle) -> None:
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[str]:
         time.sleep(self._seconds)
-        handle.waited = "3 s for process 7 (gw1)"
         if self._error is not None:
             raise self._error
-
-    def after_build(self, handle: EngineHandle) -> None:
-        pass
-
-    def after_close(self, handle: EngineHandle) -> None:
-        pass
+        yield "3 s for process 7 (gw1)"
 
 
 class Engine:
@@ -82,7 +82,7 @@ class Engine:
 
 
 def test_waiting_for_the_start_of_another_engine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    Waits(monkeypatch, 0.6)
+    Locks(monkeypatch, 0.6)
     with start_deadline(0.4, "the engine"):
         instrument._construct(lambda: None, Engine(), (), {})
     told = r"not counted, it had waited 3 s for process 7 \(gw1\)"
@@ -94,7 +94,7 @@ def test_waiting_for_the_start_of_another_engine_does_not_count(monkeypatch: pyt
 def test_an_engine_that_was_given_up_while_it_waited_is_not_being_built_for_ever(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    Waits(monkeypatch, 0, error)
+    Locks(monkeypatch, 0, error)
     before = {handle.number for handle in registry.handles()}
     with pytest.raises(type(error)):
         instrument._construct(lambda: None, Engine(), (), {})

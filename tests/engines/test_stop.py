@@ -451,12 +451,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     @contextmanager
-    def turn(handle: EngineHandle) -> Iterator[None]:
+    def closing(handle: EngineHandle) -> Iterator[None]:
         seen.append(f"turn of {handle.state.value}")
         yield
         seen.append("over")
 
-    monkeypatch.setattr(registry, "turn", turn)
+    monkeypatch.setattr(registry, "turns", SimpleNamespace(closing=closing))
     return seen
 
 
@@ -475,7 +475,7 @@ def test_an_engine_that_is_not_waited_for_any_more_is_closed_later(monkeypatch: 
 
     handle = registry.begin("LLMEngine")
     handle.state, handle.in_process = State.DROPPED, True
-    monkeypatch.setattr(registry, "turn", impatient)
+    monkeypatch.setattr(registry, "turns", SimpleNamespace(closing=impatient))
     with pytest.raises(KeyboardInterrupt):
         drain.release_unreleased()
     monkeypatch.undo()
@@ -488,7 +488,7 @@ def test_an_engine_is_closed_also_if_its_turn_cannot_be_given_up(monkeypatch: py
         yield
         raise OSError("no such lock")
 
-    monkeypatch.setattr(registry, "turn", broken)
+    monkeypatch.setattr(registry, "turns", SimpleNamespace(closing=broken))
     handle = registry.begin("LLMEngine")
     handle.state, handle.in_process = State.DROPPED, True
     with pytest.warns(VllmCleanupWarning, match="giving up the turn of LLMEngine .* no such lock"):
@@ -504,26 +504,25 @@ def test_waiting_for_a_turn_is_no_part_of_the_start_of_the_next_engine(monkeypat
 
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     monkeypatch.setattr(StartLocks, "closing", slow)
-    monkeypatch.setattr(registry, "listeners", [])
-    monkeypatch.setattr(registry, "turn", None)
+    monkeypatch.setattr(registry, "turns", None)
     outer = starting.install()
-    taken = registry.turn
+    taken = registry.turns
     inner = starting.install()  # a run inside another one
     handle = registry.begin("LLMEngine")
     handle.state, handle.in_process = State.DROPPED, True
     with deadline.start_deadline(0.3, "LLM"):
         assert drain.release_unreleased() == [handle]
     inner()
-    assert registry.turn is taken
+    assert registry.turns is taken
     outer()
-    assert registry.turn is None
+    assert registry.turns is None
 
 
 def test_an_engine_is_killed_when_somebody_does_not_want_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(_handle: EngineHandle) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(registry, "turn", impatient)
+    monkeypatch.setattr(registry, "turns", SimpleNamespace(closing=impatient))
     with process() as one, engine(one, Client(lambda: None)) as handle:
         with pytest.raises(KeyboardInterrupt):
             close_handle(handle)

@@ -276,6 +276,11 @@ def test_a_process_that_hangs_at_its_exit_is_ended_and_its_test_passes(deaths):
     assert any("_wait_for_tstate_lock" in text or "_shutdown" in text for text in deaths.lines[line:])
 
 
+def test_a_process_that_closes_engines_is_given_more_time_than_to_exit(deaths):
+    assert {report["outcome"] for report in death(deaths, "test_closes_an_engine_for_long").values()} == {"passed"}
+    assert "test_closes_an_engine_for_long: its process" not in deaths.output
+
+
 def test_a_process_that_crashes_at_its_exit_is_named_and_its_test_passes(deaths):
     assert {report["outcome"] for report in death(deaths, "test_crashes_at_exit").values()} == {"passed"}
     deaths.line("test_crashes_at_exit: its process was killed by SIGSEGV while it exited")
@@ -284,7 +289,7 @@ def test_a_process_that_crashes_at_its_exit_is_named_and_its_test_passes(deaths)
 def test_the_run_goes_on_after_each_death(deaths):
     assert {report["outcome"] for report in death(deaths, "test_passes").values()} == {"passed"}
     assert deaths.status == 1
-    assert deaths.counts == {"failed": 8, "passed": 4, "xfailed": 2, "error": 2}
+    assert deaths.counts == {"failed": 8, "passed": 5, "xfailed": 2, "error": 2}
     assert "INTERNALERROR" not in deaths.output
     assert deaths.errors == ""
 

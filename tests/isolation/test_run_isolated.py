@@ -85,15 +85,28 @@ def test_a_function_runs_in_a_fresh_interpreter_with_the_folder_path_and_environ
     assert "ADDED" not in os.environ
 
 
-def listeners():
+def takes_turns():
     from pytest_vllm_cleanup.engines.registry import registry
 
-    return [type(listener).__name__ for listener in registry.listeners], registry.turn is not None
+    return registry.turns is not None
 
 
 def test_below_a_worker_engines_of_a_function_start_one_by_one_with_those_of_others():
-    assert run_isolated(listeners, env={"PYTEST_XDIST_WORKER": "gw0"}) == (["StartLocks"], True)
-    assert run_isolated(listeners, env={"PYTEST_XDIST_WORKER": None}) == ([], False)
+    assert run_isolated(takes_turns, env={"PYTEST_XDIST_WORKER": "gw0"})
+    assert not run_isolated(takes_turns, env={"PYTEST_XDIST_WORKER": None})
+
+
+def has_a_context(file):
+    from pytest_vllm_cleanup.workers import starting
+
+    starting.processes.holds_context = lambda: True
+    starting._locks = lambda: types.SimpleNamespace(leave=file.touch)
+
+
+def test_below_a_worker_the_process_of_a_function_takes_its_turn_to_end(tmp_path):
+    run_isolated(has_a_context, tmp_path / "alone", env={"PYTEST_XDIST_WORKER": None})
+    run_isolated(has_a_context, tmp_path / "below a worker", env={"PYTEST_XDIST_WORKER": "gw0"})
+    assert [file.name for file in tmp_path.iterdir()] == ["below a worker"]
 
 
 def test_local_functions_closures_and_classes_go_by_value():

@@ -369,6 +369,44 @@ def test_a_worker_that_leaks_is_replaced_and_the_rest_runs_clean(machine, dist):
     assert not [entry for entry in machine.diary("finds") if entry["others"]]
 
 
+LEAVING = """
+import atexit
+from fake_driver import FOLDER
+@pytest.mark.{marker}
+def test_it():
+    while "starts" not in (FOLDER.parent / "diary").read_text():
+        time.sleep(0.01)
+    for card in devices():
+        (card / str(os.getpid())).write_text(str(3000 * MIB))
+    atexit.register(note, event="leaves")
+def test_after_it():
+    pass
+"""
+STARTING = """
+@pytest.mark.gpu_released
+def test_engine():
+    Engine(loading=3.0).close()
+def test_after_it():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("marker", "outcomes"),
+    [("gpu_released(timeout=0)", {"passed": 4, "leaked": 1}), ("vllm_isolated", {"passed": 4})],
+    ids=["replaced", "isolated"],
+)
+def test_a_process_does_not_end_while_a_sibling_starts_an_engine_on_its_device(machine, marker, outcomes):
+    machine = machine(1)
+    options = ("-n", "2", "--dist=loadfile", "--vllm-cleanup-gpus=auto", "--vllm-cleanup-on-leak=restart")
+    result = machine.run({"test_a": LEAVING.format(marker=marker), "test_b": STARTING}, *options)
+    assert result.parseoutcomes() == outcomes
+    assert ("replacing worker gw" in result.stdout.str()) == ("leaked" in outcomes)
+    [leaves], [is_up] = machine.diary("leaves"), machine.diary("is up")
+    assert 0 < leaves["at"] - is_up["at"] < 15
+    assert leaves["worker"] != is_up["worker"]
+
+
 def test_a_worker_cannot_be_replaced_by_an_xdist_that_is_too_old(monkeypatch):
     monkeypatch.setattr(restarts.metadata, "version", lambda _name: "3.5.0")
     with pytest.raises(pytest.UsageError, match=r"needs pytest-xdist 3\.6 or later, and 3\.5\.0 is"):

@@ -97,6 +97,14 @@ def test_hangs_at_exit():
     threading.Thread(target=time.sleep, args=(600,)).start()
 
 
+def test_closes_an_engine_for_long():
+    from pytest_vllm_cleanup import leaving
+    from pytest_vllm_cleanup.engines.registry import registry
+
+    registry.begin("LLMEngine")
+    leaving.close_handle = lambda _handle: time.sleep(2)  # it may have to wait for its turn
+
+
 def test_crashes_at_exit():
     atexit.register(ctypes.string_at, 0)
 

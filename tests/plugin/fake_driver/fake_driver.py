@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from pynvml import runs  # noqa: F401 - for tests
@@ -33,7 +34,7 @@ def pytest_configure():
     from pytest_vllm_cleanup.memory.meters import nvml, processes, torch_allocator
 
     nvml.uses_driver = processes.uses_driver = holds
-    torch_allocator.holds_context = lambda: holds(os.getpid())
+    torch_allocator.holds_context = processes.holds_context = lambda: holds(os.getpid())
 
 
 def note(**facts):
@@ -85,13 +86,15 @@ class Engine:
         from pytest_vllm_cleanup.engines.registry import State, registry
 
         self.handle = registry.begin("LLMEngine")
-        registry.tell("before_build", self.handle)
-        note(event="starts", on=[card.name for card in devices()])
-        with children.recorded(self.handle):
-            self.process = start(size, loading)
-        self.handle.state, self.handle.in_process = State.LIVE, False
-        note(event="is up", on=[card.name for card in devices()])
-        registry.tell("after_build", self.handle)
+        with ExitStack() as turn:
+            registry.wait_to_start(self.handle, turn)
+            registry.tell("before_build", self.handle)
+            note(event="starts", on=[card.name for card in devices()])
+            with children.recorded(self.handle):
+                self.process = start(size, loading)
+            self.handle.state, self.handle.in_process = State.LIVE, False
+            note(event="is up", on=[card.name for card in devices()])
+            registry.tell("after_build", self.handle)
 
     def close(self):
         from pytest_vllm_cleanup.engines.close import close_handle
