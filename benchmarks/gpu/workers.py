@@ -1,4 +1,4 @@
-"""Workers of pytest-xdist on real GPUs: each on its own, several on one, tests over two, killed, leaking, on two hosts.
+"""Workers of pytest-xdist on GPUs: each on its own, several on one, tests over two, killed, leaking, isolated, hosts.
 
     python benchmarks/gpu/workers.py --results workers.json
     python benchmarks/gpu/workers.py --results workers.json --only speed,mixed
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import IN_CHILDREN, Device, Results, tiny_llama
+from common import IN_CHILDREN, IN_PROCESS, Device, Results, tiny_llama
 from runs import Run, pytest_run
 
 WORTH = 0.6  # of the time of one worker, at most, for two
@@ -79,9 +79,15 @@ def _seconds(run: Run) -> float:
     return round(max(ends) - run.began, 2) if ends else 0.0
 
 
-def _starts(notes: list[Note]) -> list[float]:
+def _periods(notes: list[Note]) -> list[tuple[int, float, float]]:
+    """Return the process, the beginning and the end of each start of an engine."""
     begun = {(note["pid"], note["engine"]): note["time"] for note in notes if note["event"] == "starts"}
-    return [note["time"] - begun[note["pid"], note["engine"]] for note in notes if note["event"] == "up"]
+    ups = [note for note in notes if note["event"] == "up"]
+    return [(note["pid"], begun[note["pid"], note["engine"]], note["time"]) for note in ups]
+
+
+def _starts(notes: list[Note]) -> list[float]:
+    return [end - begin for _, begin, end in _periods(notes)]
 
 
 def _counts(report: Note) -> bool:
@@ -187,6 +193,22 @@ def shared(lab: Lab) -> dict[str, Any]:
     }
 
 
+def isolated(lab: Lab) -> dict[str, Any]:
+    """Four workers on one device, with isolated tests whose engine is in their process, which ends with its context."""
+    options, tests = ("-n", "4", "--vllm-cleanup-gpus=auto"), 8
+    environ = {
+        "CUDA_VISIBLE_DEVICES": lab.uuids[0],
+        "BENCHMARK_ENGINE": json.dumps(_SHARED),
+        "BENCHMARK_TESTS": str(tests),
+    }
+    record, notes = lab.run("test_isolated[", *options, **environ, **IN_PROCESS)
+    left = [(note["pid"], note["time"]) for note in notes if note["event"] == "leaves"]
+    periods = _periods(notes)
+    beside = sum(pid != starter and begin < moment < end for pid, moment in left for starter, begin, end in periods)
+    fine = record["outcomes"] == {"passed": tests} and len(left) >= tests and not beside and _met(notes)
+    return {**record, "processes_that_left": len(left), "left_beside_a_start": beside, "passed": bool(fine)}
+
+
 _SHARED = {"max_model_len": 256, "enforce_eager": True, "max_num_seqs": 2}
 
 
@@ -239,6 +261,7 @@ CASES: dict[str, tuple[int, Callable[[Lab], dict[str, Any]]]] = {
     "mixed": (2, mixed),
     "shared": (1, shared),
     "restart": (1, restart),
+    "isolated": (1, isolated),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -68,6 +69,7 @@ class Starts:
 @pytest.fixture(autouse=True, scope="session")
 def starts():
     registry.listeners.append(Starts())
+    atexit.register(note, "leaves")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,12 @@ def test_engine(vllm_runner, number):
     note("engine", test=f"test_engine[{number}]", worker=os.environ.get("PYTEST_XDIST_WORKER", ""), on=engine_on())
     if number in KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.vllm_isolated
+@pytest.mark.parametrize("number", range(TESTS))
+def test_isolated(vllm_runner, number):  # noqa: ARG001
+    build(vllm_runner)
 
 
 @pytest.mark.gpus(2)
