@@ -79,15 +79,15 @@ def _seconds(run: Run) -> float:
     return round(max(ends) - run.began, 2) if ends else 0.0
 
 
-def _periods(notes: list[Note]) -> list[tuple[int, float, float]]:
-    """Return the process, the beginning and the end of each start of an engine."""
+def _periods(notes: list[Note], *events: str) -> list[tuple[int, float, float]]:
+    """Return the process, the beginning and the end of each start of an engine that ended so."""
     begun = {(note["pid"], note["engine"]): note["time"] for note in notes if note["event"] == "starts"}
-    ups = [note for note in notes if note["event"] == "up"]
-    return [(note["pid"], begun[note["pid"], note["engine"]], note["time"]) for note in ups]
+    ends = [note for note in notes if note["event"] in events]
+    return [(note["pid"], begun[note["pid"], note["engine"]], note["time"]) for note in ends]
 
 
 def _starts(notes: list[Note]) -> list[float]:
-    return [end - begin for _, begin, end in _periods(notes)]
+    return [end - begin for _, begin, end in _periods(notes, "up")]
 
 
 def _counts(report: Note) -> bool:
@@ -203,7 +203,7 @@ def isolated(lab: Lab) -> dict[str, Any]:
     }
     record, notes = lab.run("test_isolated[", *options, **environ, **IN_PROCESS)
     left = [(note["pid"], note["time"]) for note in notes if note["event"] == "leaves"]
-    periods = _periods(notes)
+    periods = _periods(notes, "up", "failed")
     beside = sum(pid != starter and begin < moment < end for pid, moment in left for starter, begin, end in periods)
     fine = record["outcomes"] == {"passed": tests} and len(left) >= tests and not beside and _met(notes)
     return {**record, "processes_that_left": len(left), "left_beside_a_start": beside, "passed": bool(fine)}
