@@ -385,21 +385,26 @@ def test_after_it():
 STARTING = """
 @pytest.mark.gpu_released
 def test_engine():
-    Engine(loading=3.0).close()
+    Engine(loading={loading}).close()
 def test_after_it():
     pass
 """
 
 
 @pytest.mark.parametrize(
-    ("marker", "outcomes"),
-    [("gpu_released(timeout=0)", {"passed": 4, "leaked": 1}), ("vllm_isolated", {"passed": 4})],
+    ("marker", "loading", "outcomes"),
+    [
+        ("gpu_released(timeout=0)", 8.0, {"passed": 4, "leaked": 1}),  # pytest-xdist gives it 5 s once it has finished
+        ("vllm_isolated", 3.0, {"passed": 4}),
+    ],
     ids=["replaced", "isolated"],
 )
-def test_a_process_does_not_end_while_a_sibling_starts_an_engine_on_its_device(machine, marker, outcomes):
+def test_a_process_does_not_end_while_a_sibling_starts_an_engine_on_its_device(machine, marker, loading, outcomes):
     machine = machine(1)
     options = ("-n", "2", "--dist=loadfile", "--vllm-cleanup-gpus=auto", "--vllm-cleanup-on-leak=restart")
-    result = machine.run({"test_a": LEAVING.format(marker=marker), "test_b": STARTING}, *options)
+    result = machine.run(
+        {"test_a": LEAVING.format(marker=marker), "test_b": STARTING.format(loading=loading)}, *options
+    )
     assert result.parseoutcomes() == outcomes
     assert ("replacing worker gw" in result.stdout.str()) == ("leaked" in outcomes)
     [leaves], [is_up] = machine.diary("leaves"), machine.diary("is up")
