@@ -6,8 +6,8 @@ small, and what they give back makes its start fail ("Error in memory profiling"
 
 from __future__ import annotations
 
+import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -55,6 +55,7 @@ class StartLocks:
             for key in self._devices():
                 waited_for += self._take(key)
                 stack.callback(self._lock(key).release)
+                self._see_off(key)
             who = " and ".join(dict.fromkeys(waited_for))
             yield f"{time.monotonic() - begun:.0f} s for {who}" if who else ""
 
@@ -72,15 +73,12 @@ class StartLocks:
     def leave(self) -> None:
         """Have no other process start an engine on these devices until this one, which is about to, has ended.
 
-        A CUDA context is given back when Python has let go of everything. It is not waited for very long: if this
-        process does not come to its end, the others go on.
+        A CUDA context is given back when Python has let go of everything, so the operating system has to let go of what
+        tells the others. Several processes may leave at once. They are not waited for very long: one may hang.
         """
-        with self._held() as stack:
-            self._take_first(stack)
-            # The thread keeps the locks, beyond Python's own end.
-            last = threading.Timer(_LEAVING, stack.pop_all().close)
-            last.daemon = True
-            last.start()
+        with self.closing():
+            for key in self._devices():
+                fcntl.flock(self._door(key), fcntl.LOCK_SH)
 
     @contextmanager
     def _held(self) -> Iterator[ExitStack]:
@@ -140,12 +138,29 @@ class StartLocks:
             queue.callback(place.release)
         return None if _acquired(device) else device
 
+    def _see_off(self, key: str) -> None:
+        """Wait for processes that leave. Nobody else does before this one's turn is over."""
+        deadline, door = time.monotonic() + _LEAVING, self._door(key)
+        try:
+            while time.monotonic() < deadline:
+                with suppress(BlockingIOError):
+                    fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                time.sleep(_OFTEN)
+        finally:
+            os.close(door)
+
+    def _door(self, key: str) -> int:
+        return os.open(self._file("leaving", key), os.O_RDWR | os.O_CREAT, 0o600)
+
     def _lock(self, key: str, kind: str = "start") -> BaseFileLock:
         # One object each: an engine that is built while another one is takes its lock once more.
         if (kind, key) not in self._locks:
-            folder = lock_folder() if self._folder is None else self._folder
-            self._locks[kind, key] = FileLock(folder / file_name(kind, key), thread_local=False)
+            self._locks[kind, key] = FileLock(self._file(kind, key), thread_local=False)
         return self._locks[kind, key]
+
+    def _file(self, kind: str, key: str) -> Path:
+        return (lock_folder() if self._folder is None else self._folder) / file_name(kind, key)
 
 
 def _acquired(lock: BaseFileLock) -> bool:

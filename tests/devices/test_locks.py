@@ -271,7 +271,7 @@ def test_who_gives_up_being_next_lets_others_start(tmp_path):
 
 
 LEAVER = """
-import gc, sys, time
+import ctypes, gc, sys, time
 from pathlib import Path
 from pytest_vllm_cleanup.devices.starts import StartLocks
 
@@ -282,35 +282,63 @@ class Last:
 
 gc.kept = [Last()]
 sys.modules["kept"] = gc
-StartLocks(lambda: ["a"], Path(sys.argv[1])).leave()
-gc.collect()
+StartLocks(lambda: ["a", "b"], Path(sys.argv[1])).leave()
 print("leaves", flush=True)
 sys.stdin.read()
+if sys.argv[2] == "hangs":
+    library = ctypes.CDLL(None)
+    library.__cxa_atexit(library.pause, None, None)
 """
 
 
-def test_nobody_starts_an_engine_until_a_process_that_leaves_has_ended(tmp_path):
-    # Its CUDA context is given back after Python has let all of its objects go.
-    with subprocess.Popen(
-        [sys.executable, "-c", LEAVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "leaves\n"
-        process.stdin.close()
-        assert process.stdout.readline() == "last\n"  # of Python's end
-        time.sleep(0.2)
-        assert process.poll() is None
-        assert not is_free(tmp_path)
-        process.wait()
-        assert is_free(tmp_path)
+@pytest.fixture
+def leaver(tmp_path):
+    """Returns a process that leaves when its input is closed, and says when Python is about to let it go."""
+    with ExitStack() as stack:
+
+        def start(how):
+            command = [sys.executable, "-c", LEAVER, str(tmp_path), how]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            assert process.stdout.readline() == "leaves\n"
+            return process
+
+        yield start
 
 
-def test_a_process_that_does_not_come_to_its_end_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(starts, "_LEAVING", 0.3)
-    StartLocks(lambda: ["a"], tmp_path).leave()
-    assert not is_free(tmp_path)
+def test_nobody_starts_an_engine_until_those_who_leave_have_ended(tmp_path, leaver):
+    # Their CUDA contexts are given back after Python has let all of its objects go.
+    one, other = leaver("ends"), leaver("ends")
+    with StartLocks(lambda: ["a"], tmp_path).closing():
+        pass  # they stand in nobody else's way
+    one.kill()
+    other.stdin.close()
+    assert other.stdout.readline() == "last\n"
+    started = time.monotonic()
+    with StartLocks(lambda: ["b"], tmp_path).starting():
+        assert 0.7 < time.monotonic() - started < 5
+        assert other.wait(1) == 0
+
+
+def test_who_hangs_while_it_leaves_is_not_waited_for_for_ever(tmp_path, leaver, monkeypatch):
+    monkeypatch.setattr(starts, "_LEAVING", 2.0)
+    process = leaver("hangs")
+    process.stdin.close()
     started = time.monotonic()
     with StartLocks(lambda: ["a"], tmp_path).starting():
-        assert 0.2 <= time.monotonic() - started < 3
+        assert 1.9 < time.monotonic() - started < 5
+    assert process.poll() is None
+
+
+def test_nobody_leaves_while_an_engine_starts(other, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(starts, "_CLOSING", 0.3)
+    started = time.monotonic()
+    StartLocks(lambda: ["a", "c"], tmp_path).leave()
+    assert 0.3 <= time.monotonic() - started < 2
+    assert f"does so beside process {other[0].pid}" in capsys.readouterr().err
+    assert is_free(tmp_path, "c")
 
 
 def test_who_is_interrupted_before_it_may_leave_gives_back_what_it_has(other, tmp_path):
