@@ -19,8 +19,8 @@ from pytest_vllm_cleanup.isolation.endings import ended, not_reported
 from pytest_vllm_cleanup.isolation.process import FreshProcess
 from pytest_vllm_cleanup.report.carried import ATTRIBUTE, data_of
 
-_CLOSING = 300.0  # seconds to close engines; closing one has limits of its own, and may wait for its turn
-_EXIT = 15.0  # seconds to exit after that, or after the reports are in
+_CLOSING = 180.0  # seconds to close an engine, which has limits of its own and may wait for its turn; or for that alone
+_EXIT = 15.0  # seconds to exit beside that, after the reports are in
 _FAREWELL = 15.0  # seconds to tear down, and to close engines, when the run ends
 
 
@@ -47,18 +47,20 @@ class Attempt:
         self._told: list[str] = []
         self._xfail: str | None = None
         self._died = False
-        self._patience = _EXIT
+        self._next = ("exit", _EXIT)
         self._handlers: dict[str, Callable[[Any], None]] = {
+            "closed": lambda _: self._expect("exit", _EXIT),
             "exit": self._exit,
             "finished": self._finished,
             "internal error": self._tell("pytest itself failed in there:"),
             "interrupted": self._interrupted,
+            "leaves": lambda _: self._expect("exit", _CLOSING),
             "junit": partial(junit.write, item.config, item.nodeid),
             "missing": self._tell("it was not found there: what is collected depends on the process"),
             "phase": self._phase,
             "report": self._report,
             "uncollected": self._tell("its file could not be collected there:"),
-            "unconfigured": self._unconfigured,
+            "unconfigured": lambda _: self._expect("exit", _EXIT),
             "warning": self._warning,
         }
 
@@ -120,11 +122,12 @@ class Attempt:
         """Wait until the process has ended, or end it. Its reports are in."""
         if not self._died:
             try:
-                while self._hear(time.monotonic() + self._patience):
+                while self._hear(time.monotonic() + self._next[1]):
                     pass
             except TimeoutError:
-                stacks, limit = self._process.abort(), f"{self._patience:g} s"
-                self.notes.append(f"its process did not exit within {limit} of its reports and was ended\n{stacks}")
+                stacks, (what, limit) = self._process.abort(), self._next
+                text = f"its process did not {what} within {limit:g} s of its reports and was ended\n{stacks}"
+                self.notes.append(text)
                 self._died = True
             else:
                 if (self._process.returncode or 0) < 0:
@@ -203,10 +206,11 @@ class Attempt:
         session = self._item.session
         session.shouldstop = session.shouldstop or data["stop"]
         session.shouldfail = session.shouldfail or data["fail"]
-        self._patience = _CLOSING if data["closes"] else _EXIT
+        if data["engines"]:
+            self._expect("close its engines", _CLOSING * data["engines"])
 
-    def _unconfigured(self, _: None) -> None:
-        self._patience = _EXIT
+    def _expect(self, what: str, limit: float) -> None:
+        self._next = what, limit
 
     def _exit(self, data: dict[str, Any]) -> None:
         self._let_tear_down()

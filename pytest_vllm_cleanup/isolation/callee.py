@@ -43,7 +43,6 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
     _write_at_once()
     instrument.install()
     starting.install()  # below a worker: not beside the start of another one's engine
-    errors: list[str] = []
     try:
         _tell(wire, "started")
         files = open(source, "r+b"), open(target, "w+b")  # noqa: PTH123, SIM115
@@ -60,12 +59,13 @@ def run_function(order: dict[str, Any], wire: Wire) -> int:
         status = _INTERRUPTED
     for handle in reversed(list(registry.handles())):
         try:
-            errors += close_handle(handle).errors
+            errors = close_handle(handle).errors
         except Exception as problem:
-            errors.append(f"{handle}: {type(problem).__name__}: {problem}")
+            errors = [f"{handle}: {type(problem).__name__}: {problem}"]
+        _tell(wire, "closed", errors)
     current_watchdog().close()
     starting.leave()
-    _tell(wire, "closed", errors)
+    _tell(wire, "exits")
     return status
 
 

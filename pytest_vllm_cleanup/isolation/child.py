@@ -76,6 +76,7 @@ def run(order: dict[str, Any], wire: Wire, crashes: int) -> int:
             config.pluginmanager.register(Messenger(order["address"], wire, crashes), ISOLATED_CHILD)
             junit.relay(config, order["junit"], partial(wire.send, "junit"))
             status = config.hook.pytest_cmdline_main(config=config)
+            wire.send("leaves")
             starting.leave()
         finally:
             config._ensure_unconfigure()
@@ -113,8 +114,10 @@ class Messenger:
             manager.unregister(reporter)
             manager.register(TerminalReporter(config, self._terminal), "terminalreporter")
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
-        """Close what was opened."""
+        """Say that engines that were left are closed, and close what was opened."""
+        self._wire.send("closed")
         self._terminal.close()
 
     # Collection
@@ -219,7 +222,7 @@ class Messenger:
                     "wider": list(self._wider),
                     "stop": plain(session.shouldstop),
                     "fail": plain(session.shouldfail),
-                    "closes": any(registry.handles()) or starting.leaves_in_turn(),
+                    "engines": len(list(registry.handles())),  # as they are closed after this
                 },
             )
 

@@ -18,7 +18,7 @@ from pytest_vllm_cleanup.memory.units import format_size
 from pytest_vllm_cleanup.processes import marks, proc, reap
 from pytest_vllm_cleanup.processes.proc import ProcessId
 
-_CLOSING = 300.0  # seconds to close engines; closing one has limits of its own, and may wait for its turn
+_CLOSING = 180.0  # seconds to close an engine, which has limits of its own and may wait for its turn; or for that alone
 _EXIT = 15.0  # seconds to exit after that
 _WRITING = 600.0  # seconds to write what is big in an answer; a GiB takes one
 _FAREWELL = 15.0  # seconds to close engines after Ctrl-C
@@ -140,8 +140,11 @@ class Errand:
         limit, what, doing = _CLOSING, "close its engines", "closed its engines"
         try:
             while (message := self._process.receive(time.monotonic() + limit)) is not None:
-                self.notes += [f"closing an engine: {error}" for error in message[1]]
-                limit, what, doing = _EXIT, "exit", "exited"
+                name, data = message
+                if name == "closed":
+                    self.notes += [f"closing an engine: {error}" for error in data]
+                else:
+                    limit, what, doing = _EXIT, "exit", "exited"
         except TimeoutError:
             stacks = self._process.abort()
             self.notes.append(f"its process did not {what} within {limit:g} s of its result and was ended\n{stacks}")

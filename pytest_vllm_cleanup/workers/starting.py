@@ -36,17 +36,13 @@ def install() -> Callable[[], None]:
     return undo
 
 
-def leaves_in_turn() -> bool:
-    """Whether the end of this process, with its CUDA context, would disturb the start of a sibling's engine."""
-    return WORKER in os.environ and processes.holds_context()
-
-
 def leave() -> None:
-    """Wait for the turn of this process to end, if it has to, and keep it.
+    """Wait until no sibling starts an engine, and have none start until this process has ended with its CUDA context.
 
-    To be called where it ends at once, not where it stays until all workers have finished.
+    It returns at once where it has none, or outside a run with workers. To be called where the process ends at once, not
+    where it stays until all workers have finished.
     """
-    if leaves_in_turn():
+    if WORKER in os.environ and processes.holds_context():
         with guarded("waiting for its turn to end"):
             _locks().leave()
 

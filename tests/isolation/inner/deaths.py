@@ -97,12 +97,27 @@ def test_hangs_at_exit():
     threading.Thread(target=time.sleep, args=(600,)).start()
 
 
-def test_closes_an_engine_for_long():
+def leave_an_engine():
     from pytest_vllm_cleanup import leaving
     from pytest_vllm_cleanup.engines.registry import registry
 
     registry.begin("LLMEngine")
     leaving.close_handle = lambda _handle: time.sleep(2)  # it may have to wait for its turn
+
+
+def test_closes_an_engine_for_long():
+    leave_an_engine()
+
+
+def test_waits_for_long_to_leave():
+    from pytest_vllm_cleanup.workers import starting
+
+    starting.leave = lambda: time.sleep(2)
+
+
+def test_hangs_between(request):
+    leave_an_engine()
+    request.config.add_cleanup(lambda: time.sleep(600))
 
 
 def test_crashes_at_exit():
