@@ -39,8 +39,8 @@ def install() -> Callable[[], None]:
 def leave() -> None:
     """Wait until no sibling starts an engine, and have none start until this process has ended with its CUDA context.
 
-    It returns at once where it has none, or outside a run with workers. To be called where the process ends at once, not
-    where it stays until all workers have finished.
+    It returns at once where there is none, or outside a run with workers. To be called where the process ends at once,
+    not where it stays until all workers have finished.
     """
     if WORKER in os.environ and processes.holds_context():
         with guarded("waiting for its turn to end"):
