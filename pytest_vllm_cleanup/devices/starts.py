@@ -6,7 +6,6 @@ small, and what they give back makes its start fail ("Error in memory profiling"
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from . import patience
+from . import leavers, patience
 from .folder import file_name, lock_folder
 from .sharing import WORKER
 
 _CLOSING = 120.0  # seconds to wait for a start before an engine is closed all the same
-_LEAVING = 30.0  # seconds that others wait for a process that ends
 _OFTEN, _SELDOM = 0.02, 0.5  # seconds between two looks of who closes, and so comes first, and of who starts
 
 
@@ -53,9 +51,8 @@ class StartLocks:
         begun, waited_for = time.monotonic(), []
         with self._held() as stack:
             for key in self._devices():
-                waited_for += self._take(key)
-                stack.callback(self._lock(key).release)
-                self._see_off(key)
+                waited_for += self._take(key, stack)
+                leavers.see_off(self._file("leaving", key))
             who = " and ".join(dict.fromkeys(waited_for))
             yield f"{time.monotonic() - begun:.0f} s for {who}" if who else ""
 
@@ -73,12 +70,11 @@ class StartLocks:
     def leave(self) -> None:
         """Have no other process start an engine on these devices until this one, which is about to, has ended.
 
-        A CUDA context is given back when Python has let go of everything, so the operating system has to let go of what
-        tells the others. Several processes may leave at once. They are not waited for very long: one may hang.
+        A CUDA context is given back when Python has let go of everything. Several processes may leave at once.
         """
         with self.closing():
             for key in self._devices():
-                fcntl.flock(self._door(key), fcntl.LOCK_SH)
+                leavers.announce(self._file("leaving", key))
 
     @contextmanager
     def _held(self) -> Iterator[ExitStack]:
@@ -93,38 +89,45 @@ class StartLocks:
         return sorted(set(self._keys())) if os.getpid() == self._pid else []
 
     def _take_first(self, stack: ExitStack) -> None:
-        """Take the locks before all who start an engine, as far as they can be had in time."""
-        deadline = time.monotonic() + _CLOSING
+        """Take the locks before all who start an engine, as far as they can be had in time; a long wait is said."""
+        began = time.monotonic()
         for key in self._devices():
-            lock, rest = self._lock(key), max(0.0, deadline - time.monotonic())
-            try:
-                stack.enter_context(lock.acquire(timeout=rest, poll_interval=_OFTEN))
-                _say_who(lock)
-            except Timeout:
+            lock, left = self._lock(key), began + _CLOSING - time.monotonic()
+            soon = min(left, patience.LONG)
+            if _acquired(lock, stack, soon):
+                continue
+            if left > soon:
                 patience.say(
-                    f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does "
-                    f'so beside {_holder(lock)}; if that starts an engine, vLLM may fail to ("Error in '
-                    'memory profiling")'
+                    f"process {os.getpid()} has waited {soon:g} s to give memory on {key} back, and goes on waiting "
+                    f"for {_holder(lock)}, which starts or closes an engine there"
                 )
+                if _acquired(lock, stack, left - soon):
+                    continue
+            patience.say(
+                f"process {os.getpid()} has waited {_CLOSING:g} s to give memory on {key} back, and does so beside "
+                f'{_holder(lock)}; if that starts an engine, vLLM may fail to ("Error in memory profiling")'
+            )
 
-    def _take(self, key: str) -> list[str]:
+    def _take(self, key: str, stack: ExitStack) -> list[str]:
         """Take a device's lock when it is this process's turn. Return who came before, as phrases."""
         began, before, said = time.monotonic(), list[str](), False
         with ExitStack() as queue:
-            while (taken := self._try(key, queue)) is not None:
+            while (taken := self._try(key, stack, queue)) is not None:
+                waited = time.monotonic() - began
                 if not before:
                     before.append(_holder(taken))
-                if not said and time.monotonic() - began >= patience.LONG:
+                if not said and waited >= patience.LONG:
                     said = True
                     before.append(_holder(taken))  # since then it may have been somebody else's turn
                     patience.say(
                         f"process {os.getpid()} has waited {patience.LONG:g} s to start an engine on {key}, and goes "
-                        f"on waiting for {before[-1]}, which starts or closes one there"
+                        f"on waiting for {before[-1]}, which starts or closes one there, or is next"
                     )
-                time.sleep(_SELDOM)
+                # Of those who are not next yet, who has waited longest looks most often.
+                time.sleep(_SELDOM if taken is self._lock(key) else max(_OFTEN, _SELDOM / (1 + waited)))
         return before
 
-    def _try(self, key: str, queue: ExitStack) -> BaseFileLock | None:
+    def _try(self, key: str, stack: ExitStack, queue: ExitStack) -> BaseFileLock | None:
         """Try to take a device's lock, and before it the place of who is next, which ends with the queue.
 
         Returns:
@@ -132,26 +135,9 @@ class StartLocks:
         """
         device, place = self._lock(key), self._lock(key, "next")
         # Who is next may wait for this very process, which builds one engine while it builds or closes another.
-        if not device.is_locked and not place.is_locked:
-            if not _acquired(place):
-                return place
-            queue.callback(place.release)
-        return None if _acquired(device) else device
-
-    def _see_off(self, key: str) -> None:
-        """Wait for processes that leave. Nobody else does before this one's turn is over."""
-        deadline, door = time.monotonic() + _LEAVING, self._door(key)
-        try:
-            while time.monotonic() < deadline:
-                with suppress(BlockingIOError):
-                    fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                time.sleep(_OFTEN)
-        finally:
-            os.close(door)
-
-    def _door(self, key: str) -> int:
-        return os.open(self._file("leaving", key), os.O_RDWR | os.O_CREAT, 0o600)
+        if not (device.is_locked or place.is_locked or _acquired(place, queue)):
+            return place
+        return None if _acquired(device, stack) else device
 
     def _lock(self, key: str, kind: str = "start") -> BaseFileLock:
         # One object each: an engine that is built while another one is takes its lock once more.
@@ -163,19 +149,17 @@ class StartLocks:
         return (lock_folder() if self._folder is None else self._folder) / file_name(kind, key)
 
 
-def _acquired(lock: BaseFileLock) -> bool:
+def _acquired(lock: BaseFileLock, stack: ExitStack, seconds: float = 0.0) -> bool:
+    """Try to take a lock for so many seconds; it is given back with the stack. Others can read who has it."""
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=max(0.0, seconds), poll_interval=_OFTEN)
     except Timeout:
         return False
-    _say_who(lock)
-    return True
-
-
-def _say_who(lock: BaseFileLock) -> None:
+    stack.callback(lock.release)
     worker = os.environ.get(WORKER)
-    with suppress(OSError):  # for others to read alone
+    with suppress(OSError):
         _note(lock).write_text(f"process {os.getpid()}" + (f" ({worker})" if worker else ""), encoding="utf-8")
+    return True
 
 
 def _holder(lock: BaseFileLock) -> str:

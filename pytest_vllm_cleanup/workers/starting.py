@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,15 @@ def install() -> Callable[[], None]:
 
 
 def leave() -> None:
-    """Wait until no sibling starts an engine, and have none start until this process has ended with its CUDA context.
+    """Wait until no sibling starts an engine, and have none start until this process has ended with what it holds.
 
-    It returns at once where there is none, or outside a run with workers. To be called where the process ends at once,
-    not where it stays until all workers have finished.
+    It returns at once without a CUDA context and an engine, or outside a run with workers. To be called where the
+    process ends at once, not where it stays until all workers have finished. An interrupt ends the waiting.
     """
-    if WORKER in os.environ and processes.holds_context():
-        with guarded("waiting for its turn to end"):
-            _locks().leave()
+    if WORKER in os.environ:
+        with guarded("waiting for its turn to end"), suppress(KeyboardInterrupt):
+            if processes.holds_context() or any(registry.handles()):
+                _locks().leave()
 
 
 class _Turns:

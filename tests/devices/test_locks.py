@@ -16,7 +16,7 @@ import pytest
 from filelock import Timeout
 from packaging.version import Version
 
-from pytest_vllm_cleanup.devices import patience, ports, starts
+from pytest_vllm_cleanup.devices import leavers, patience, ports, starts
 from pytest_vllm_cleanup.devices.board import Board
 from pytest_vllm_cleanup.devices.caches import caches_of
 from pytest_vllm_cleanup.devices.folder import FolderError, file_name, lock_folder
@@ -319,25 +319,40 @@ def test_nobody_starts_an_engine_until_those_who_leave_have_ended(tmp_path, leav
     started = time.monotonic()
     with StartLocks(lambda: ["b"], tmp_path).starting():
         assert 0.7 < time.monotonic() - started < 5
-        assert other.wait(1) == 0
+        assert other.wait(0.1) == 0  # not a moment before it has ended
 
 
-def test_who_hangs_while_it_leaves_is_not_waited_for_for_ever(tmp_path, leaver, monkeypatch):
-    monkeypatch.setattr(starts, "_LEAVING", 2.0)
+def test_who_hangs_while_it_leaves_is_not_waited_for_for_ever_and_only_once(tmp_path, leaver, monkeypatch):
+    monkeypatch.setattr(leavers, "_LIMIT", 2.0)
+    started = time.monotonic()
     process = leaver("hangs")
     process.stdin.close()
-    started = time.monotonic()
-    with StartLocks(lambda: ["a"], tmp_path).starting():
+    locks = StartLocks(lambda: ["a"], tmp_path)
+    with locks.starting():
         assert 1.9 < time.monotonic() - started < 5
+    started = time.monotonic()
+    with locks.starting():
+        assert time.monotonic() - started < 0.5
     assert process.poll() is None
 
 
+def test_who_leaves_does_not_wait_for_itself(tmp_path):
+    locks = StartLocks(lambda: ["a"], tmp_path)
+    locks.leave()
+    started = time.monotonic()
+    with locks.starting():
+        assert time.monotonic() - started < 0.5
+
+
 def test_nobody_leaves_while_an_engine_starts(other, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(starts, "_CLOSING", 0.3)
+    monkeypatch.setattr(starts, "_CLOSING", 0.4)
+    monkeypatch.setattr(patience, "LONG", 0.2)
     started = time.monotonic()
     StartLocks(lambda: ["a", "c"], tmp_path).leave()
-    assert 0.3 <= time.monotonic() - started < 2
-    assert f"does so beside process {other[0].pid}" in capsys.readouterr().err
+    assert 0.4 <= time.monotonic() - started < 2
+    long, at_last = capsys.readouterr().err.splitlines()
+    assert "has waited 0.2 s to give memory on a back, and goes on waiting for process" in long
+    assert f"does so beside process {other[0].pid}" in at_last
     assert is_free(tmp_path, "c")
 
 

@@ -109,6 +109,35 @@ def test_below_a_worker_the_process_of_a_function_takes_its_turn_to_end(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["below a worker"]
 
 
+def waits_to_leave(file):
+    from pytest_vllm_cleanup.workers import starting
+
+    def leave():
+        file.touch()
+        time.sleep(600)
+
+    starting.processes.holds_context = lambda: True
+    starting._locks = lambda: types.SimpleNamespace(leave=leave)
+
+
+def test_an_interrupt_while_the_process_of_a_function_waits_for_its_turn_to_end_prints_nothing(tmp_path, capfd):
+    file = tmp_path / "waits"
+
+    def interrupt():
+        while not file.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_isolated(waits_to_leave, file, env={"PYTEST_XDIST_WORKER": "gw0"})
+    thread.join()
+    assert time.monotonic() - started < 8
+    assert capfd.readouterr().err == ""
+
+
 def test_local_functions_closures_and_classes_go_by_value():
     class Local:
         def __init__(self, value):
