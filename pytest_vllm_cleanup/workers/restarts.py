@@ -109,6 +109,10 @@ class Restarts:
             # Those that spread by scope would run it again with the rest of its scope.
             self._complete(node, index, 0)
         if node in self._scheduler.nodes:
+            collections = getattr(self._scheduler, "node2collection", {})
+            if node not in collections:  # with --dist=each, pytest-xdist (3.8) does not note that of a replacement
+                same = (tests for other, tests in collections.items() if other.gateway.spec is node.gateway.spec)
+                collections[node] = next(same, [])
             self._scheduler.remove_node(node)
 
     def _anything_left(self) -> bool:

@@ -369,6 +369,15 @@ def test_a_worker_that_leaks_is_replaced_and_the_rest_runs_clean(machine, dist):
     assert not [entry for entry in machine.diary("finds") if entry["others"]]
 
 
+def test_where_all_workers_run_all_tests_each_is_replaced_as_often_as_it_leaks(machine):
+    machine = machine(1)
+    modules = {f"test_{name}": LEAKY.format(leaks=leaks) for name, leaks in (("a", 1), ("b", 4))}
+    options = ("-n", "2", "--dist=each", "--vllm-cleanup-gpus=auto", "--vllm-cleanup-on-leak=restart")
+    result = machine.run(modules, *options)
+    assert result.parseoutcomes() == {"passed": 24, "leaked": 4}
+    assert result.stdout.str().count("replacing worker gw") == 4
+
+
 LEAVING = """
 import atexit
 from fake_driver import FOLDER
