@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from engine_lab import IN_CHILD_PROCESSES, run_pytest
 
-from pytest_vllm_cleanup.engines import instrument
+from pytest_vllm_cleanup.engines import drain, instrument
 from pytest_vllm_cleanup.engines.deadline import start_deadline
 from pytest_vllm_cleanup.engines.errors import EngineStartTimeoutError
 from pytest_vllm_cleanup.engines.registry import State, registry
@@ -100,6 +100,7 @@ def test_an_engine_that_was_given_up_while_it_waited_is_not_being_built_for_ever
         instrument._construct(lambda: None, Engine(), (), {})
     left = [handle for handle in registry.handles() if handle.number not in before]
     assert not [handle for handle in left if handle.state is State.BUILDING]
+    drain.release_unreleased()
 
 
 INNER = """
