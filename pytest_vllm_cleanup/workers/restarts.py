@@ -61,6 +61,8 @@ class Restarts:
             if node not in self._gone:  # what it had has gone back already
                 give_back(node, indices)
 
+        if hasattr(scheduler, "_removed2pending"):
+            _let_replace_often(scheduler)
         scheduler.mark_test_complete = mark_test_complete
         scheduler.remove_pending_tests_from_node = remove_pending_tests_from_node
         return scheduler
@@ -109,12 +111,31 @@ class Restarts:
             # Those that spread by scope would run it again with the rest of its scope.
             self._complete(node, index, 0)
         if node in self._scheduler.nodes:
-            collections = getattr(self._scheduler, "node2collection", {})
-            if node not in collections:  # with --dist=each, pytest-xdist (3.8) does not note that of a replacement
-                same = (tests for other, tests in collections.items() if other.gateway.spec is node.gateway.spec)
-                collections[node] = next(same, [])
             self._scheduler.remove_node(node)
 
     def _anything_left(self) -> bool:
         # With --dist=each, tests of a worker that has left wait for its replacement alone.
         return bool(self._scheduler.has_pending or getattr(self._scheduler, "_removed2pending", None))
+
+
+def _let_replace_often(scheduler: Any) -> None:
+    """Mend what ``--dist=each`` of pytest-xdist (3.8) does not expect: several replacements, and replacements of them.
+
+    It forgets which tests a replacement has, and wants to start one that has not told them yet.
+    """
+    add, start = scheduler.add_node_collection, scheduler.schedule
+
+    def add_node_collection(node: Any, collection: Any) -> None:
+        add(node, collection)
+        scheduler.node2collection.setdefault(node, list(collection))
+
+    def schedule() -> None:
+        early = [node for node in scheduler.node2pending if node not in scheduler.node2collection]
+        for node in early:
+            del scheduler.node2pending[node]
+        try:
+            start()
+        finally:
+            scheduler.node2pending.update({node: [] for node in early})
+
+    scheduler.add_node_collection, scheduler.schedule = add_node_collection, schedule
