@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_vllm_cleanup.devices.sharing import WORKER, sharers
 from pytest_vllm_cleanup.engines import deadline
@@ -18,6 +18,8 @@ from pytest_vllm_cleanup.runners import budget
 
 if TYPE_CHECKING:
     from pytest_vllm_cleanup.devices.starts import StartLocks
+
+T = TypeVar("T")
 
 
 def install() -> Callable[[], None]:
@@ -56,17 +58,22 @@ class _Turns:
 
     @contextmanager
     def starting(self, handle: EngineHandle) -> Iterator[None]:
-        with ExitStack() as stack:
-            with deadline.suspended():  # others that start on the device have their time first
-                handle.waited = stack.enter_context(self._locks.starting())
+        with _uncounted(self._locks.starting()) as handle.waited:
             yield
 
     @contextmanager
     def closing(self, _handle: EngineHandle) -> Iterator[None]:
-        with ExitStack() as stack:
-            with deadline.suspended():  # another engine may be about to start, which is not to blame
-                stack.enter_context(self._locks.closing())
+        with _uncounted(self._locks.closing()):
             yield
+
+
+@contextmanager
+def _uncounted(turn: AbstractContextManager[T]) -> Iterator[T]:
+    """Take a turn, for which an engine that starts, or is about to when this one is closed, is not to blame."""
+    with ExitStack() as stack:
+        with deadline.suspended():
+            value = stack.enter_context(turn)
+        yield value
 
 
 @cache  # one for this process, which never waits for itself

@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import cloudpickle
@@ -25,6 +25,24 @@ from pytest_vllm_cleanup.isolation import cargo, errand, surroundings
 from pytest_vllm_cleanup.isolation.importable import is_importable
 
 HERE = {"pid": os.getpid()}
+
+
+@contextmanager
+def interrupted(file, times=1):
+    """Press Ctrl-C so often, once there is a file."""
+
+    def interrupt():
+        while not file.exists():
+            time.sleep(0.01)
+        for _ in range(times):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
 
 
 def add(a, b=1):
@@ -96,44 +114,29 @@ def test_below_a_worker_engines_of_a_function_start_one_by_one_with_those_of_oth
     assert not run_isolated(takes_turns, env={"PYTEST_XDIST_WORKER": None})
 
 
-def has_a_context(file):
+def has_a_context(leave):
     from pytest_vllm_cleanup.workers import starting
-
-    starting.processes.holds_context = lambda: True
-    starting._locks = lambda: types.SimpleNamespace(leave=file.touch)
-
-
-def test_below_a_worker_the_process_of_a_function_takes_its_turn_to_end(tmp_path):
-    run_isolated(has_a_context, tmp_path / "alone", env={"PYTEST_XDIST_WORKER": None})
-    run_isolated(has_a_context, tmp_path / "below a worker", env={"PYTEST_XDIST_WORKER": "gw0"})
-    assert [file.name for file in tmp_path.iterdir()] == ["below a worker"]
-
-
-def waits_to_leave(file):
-    from pytest_vllm_cleanup.workers import starting
-
-    def leave():
-        file.touch()
-        time.sleep(600)
 
     starting.processes.holds_context = lambda: True
     starting._locks = lambda: types.SimpleNamespace(leave=leave)
 
 
+def test_below_a_worker_the_process_of_a_function_takes_its_turn_to_end(tmp_path):
+    run_isolated(has_a_context, (tmp_path / "alone").touch, env={"PYTEST_XDIST_WORKER": None})
+    run_isolated(has_a_context, (tmp_path / "below a worker").touch, env={"PYTEST_XDIST_WORKER": "gw0"})
+    assert [file.name for file in tmp_path.iterdir()] == ["below a worker"]
+
+
 def test_an_interrupt_while_the_process_of_a_function_waits_for_its_turn_to_end_prints_nothing(tmp_path, capfd):
     file = tmp_path / "waits"
 
-    def interrupt():
-        while not file.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+    def leave():
+        file.touch()
+        time.sleep(600)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_isolated(waits_to_leave, file, env={"PYTEST_XDIST_WORKER": "gw0"})
-    thread.join()
+    with interrupted(file):
+        run_isolated(has_a_context, leave, env={"PYTEST_XDIST_WORKER": "gw0"})
     assert time.monotonic() - started < 8
     assert capfd.readouterr().err == ""
 
@@ -449,17 +452,8 @@ def test_what_a_function_has_started_ends_with_it(tmp_path):
 
 
 def test_ctrl_c_in_the_caller_passes_on_and_leaves_nothing(tmp_path):
-    def interrupt():
-        while not (tmp_path / "pid").exists():
-            time.sleep(0.01)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(tmp_path / "pid"):
         run_isolated(start_and_hang, tmp_path)
-    thread.join()
     assert not runs(int((tmp_path / "pid").read_text()))
 
 
@@ -469,20 +463,10 @@ def test_a_second_ctrl_c_kills_a_function_that_does_not_mind_the_first_one(tmp_p
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         start_and_hang(tmp_path)
 
-    def interrupt():
-        for _ in range(2):
-            while not (tmp_path / "pid").exists():
-                time.sleep(0.01)
-            time.sleep(0.2)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(tmp_path / "pid", times=2):
         run_isolated(stays)
     assert time.monotonic() - started < 4
-    thread.join()
     assert not runs(int((tmp_path / "pid").read_text()))
 
 
